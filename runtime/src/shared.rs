@@ -3,6 +3,7 @@
 use std::{collections::HashSet, time::Duration};
 
 use crate::{
+    chunk_classes::ChunkClasses,
     counters::Counters,
     epoch::{Epochs, round::Member},
     error::Error,
@@ -22,6 +23,7 @@ pub(crate) struct Shared {
     pub(crate) fabric: Arc<dyn Fabric>,
     pub(crate) owner: OwnerId,
     pub(crate) geometry: Vec<Geometry>,
+    pub(crate) chunk_classes: ChunkClasses,
     pub(crate) epoch: Epochs,
     pub(crate) pages: SharedPages,
     pub(crate) locks: LocalLocks,
@@ -69,6 +71,7 @@ impl Shared {
         Self {
             fabric: Arc::clone(fabric),
             owner,
+            chunk_classes: ChunkClasses::new(geometry.len()),
             geometry,
             epoch: Epochs::new(),
             pages: SharedPages::default(),

@@ -27,6 +27,7 @@ use super::{
 use crate::{
     access::Interrupt,
     change::Role,
+    chunk_classes,
     epoch::Pin,
     error::Error,
     fabric::memory::LocalMemory,
@@ -130,12 +131,15 @@ pub(super) async fn carry_out(worker: Handle, mut staged: PreparedChange) -> Res
 /// Takes the local slots of pages, and places for the record of their change, if it has one.
 ///
 /// # Errors
-/// If there is no memory for a ring, or a memory server is lost.
+/// If it frees what is no page of a chunk, as all pages of structures are; if there is no memory for a ring, or a memory server is lost.
 pub(super) async fn begin(
     worker: &Handle,
     recording: Option<&mut Recording>,
     changed: &[Changed],
 ) -> Result<SlotGuard, Interrupt> {
+    for page in changed.iter().filter(|page| page.free) {
+        chunk_classes::require(worker, page.at, page.class()).await?;
+    }
     let pages = changed.iter().map(|page| page.at);
     let Some(recording) = recording else { return Ok(worker.take_slots(pages).await) };
     let parts = recording.parts();

@@ -37,6 +37,7 @@ pub use self::{
 use crate::{
     access::{Access, Context, FastPath, Hint, Interrupt, PageRef, Pages, Plugin, Start, Swap, Unlinked, WordPtr},
     buffer::Buffer,
+    chunk_classes,
     error::Error,
     fabric::memory::LocalMemory,
     lock::{LockState, LockWord},
@@ -275,18 +276,6 @@ impl<P: Plugin> OneSided<P> {
         }
     }
 
-    /// That what is to be freed is a page of a chunk, as all pages of structures are: a damaged record may have named it.
-    fn require_in_chunk(&self, page: &Unlinked) -> Result<(), Interrupt> {
-        let geometry = self.worker().compute().geometry.get(page.at.server().index());
-        match geometry.and_then(|geometry| geometry.locate(page.at, page.class)) {
-            Some(_) => Ok(()),
-            None => {
-                let why = format!("no page of {:?} that can be freed stands there", page.class);
-                Err(Error::BadPointer { word: Link::to(page.at, page.class).word(), why }.into())
-            }
-        }
-    }
-
     /// The address of a word, if a page can be there.
     fn require_word(&self, word: WordPtr) -> Result<RemotePtr, Interrupt> {
         let (at, class) = self.require_page(word.page)?;
@@ -343,7 +332,10 @@ impl<P: Plugin> Access for OneSided<P> {
         unlinked: Vec<Unlinked>,
     ) -> Result<Result<(), u64>, Interrupt> {
         let at = self.require_word(swap.word)?;
-        unlinked.iter().try_for_each(|page| self.require_in_chunk(page))?;
+        // A damaged record of the structure may have named them.
+        for page in &unlinked {
+            chunk_classes::require(self.worker(), page.at, page.class).await?;
+        }
         let acting = self.require_writer().await?;
         let mut pages = OneSidedPages::open(self.worker(), self.context.structure.id, [], new)?;
         f(&mut pages);

@@ -24,6 +24,7 @@ use smallvec::SmallVec;
 use self::reclaim::reclaim;
 use crate::{
     buffer::Buffer,
+    chunk_classes,
     epoch::round::{Board, read_slots},
     error::Error,
     fabric::Liveness,
@@ -125,6 +126,10 @@ impl Recover for Handle {
 
     fn holds_page(&self, at: RemotePtr, class: SizeClass) -> bool {
         self.compute().geometry.get(at.server().index()).is_some_and(|geometry| geometry.holds_page(at, class))
+    }
+
+    fn can_free(&self, at: RemotePtr, class: SizeClass) -> impl Future<Output = Result<bool, Failure>> {
+        chunk_classes::is_of_chunk(self, at, class)
     }
 
     fn retire(&self, at: RemotePtr, class: SizeClass, version: u64) {

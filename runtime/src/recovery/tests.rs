@@ -9,6 +9,9 @@ use crate::{
         mem::MemOptions,
         mortal::{MortalFabric, Order},
     },
+    layout::{CATALOG_CLASS, catalog_page_at},
+    ptr::Link,
+    redo::{Body, Evidence},
 };
 
 fn join(fabric: &Arc<dyn Fabric>, lock_wait: Option<Duration>) -> ComputeServer {
@@ -56,4 +59,70 @@ fn a_wait_without_end_is_one() {
     let survivor = join(&fabric, Some(Duration::MAX));
     let worker = survivor.worker().unwrap();
     worker.block_on(take_over(&worker, owner)).unwrap();
+}
+
+/// Records of a dead one that name what is no page, or none of that size: nothing of that is freed, or given to anybody.
+#[test]
+fn forged_records_free_no_page() {
+    let small = CATALOG_CLASS;
+    let fabric = in_process();
+    let before = join(&fabric, None);
+    let keeper = before.worker().unwrap();
+    let large = keeper.block_on(allocate(&keeper, SizeClass::of_bytes(4096).unwrap(), Placement::RoundRobin)).unwrap();
+    let inside = large.at().add(1024).unwrap();
+    dead(&fabric, async |worker| {
+        let ring = another_ring(worker, ServerId::new(0).unwrap()).await.unwrap();
+        let mut place = ring.word(RING_FIRST);
+        for (sequence, at) in [(1, catalog_page_at(3)), (2, inside)] {
+            let identity = Identity { structure: StructureId(0), level: 0, class: small, kind: 0xca, is_words: false };
+            let lock = LockWord::unlocked(0);
+            if at == inside {
+                let mut words = vec![0; small.words()];
+                page::seal(&mut words, at, identity, lock.version());
+                worker.write_words(at, &words).await.unwrap();
+            }
+            let mut body = Body::new(1, 0, Evidence::Lock);
+            body.page(at, small, lock, true);
+            let mut part = vec![0; body.parts().next().unwrap()];
+            body.seal(worker.owner(), sequence, [(place, &mut part[..])].into_iter());
+            worker.write_words(place, &part).await.unwrap();
+            place = place.word(part.len());
+            write_words(worker, vec![(at, lock.locked_by(worker.owner()).word())]).await.unwrap();
+        }
+        // The same of a page that its change was to publish.
+        let mut body = Body::new(1, 1, Evidence::Mark);
+        let lock = LockWord::unlocked(0);
+        body.page(catalog_page_at(5), small, lock, false);
+        let wrong = LockWord::unlocked(0);
+        write_words(worker, vec![(catalog_page_at(5), lock.locked_by(worker.owner()).word())]).await.unwrap();
+        // It would be free at the version that is two before.
+        body.new_page(Link::to(catalog_page_at(4), small), wrong.version().wrapping_sub(2));
+        let mut part = vec![0; body.parts().next().unwrap()];
+        body.seal(worker.owner(), 3, [(place, &mut part[..])].into_iter());
+        worker.write_words(place, &part).await.unwrap();
+    });
+    {
+        let survivor = join(&fabric, None);
+        let worker = survivor.worker().unwrap();
+        for _ in 0..8 {
+            // The page that is locked inside another one is nobody's to unlock.
+            let _ = worker.block_on(survivor.maintain(&worker));
+            let _ = keeper.block_on(before.maintain(&keeper));
+        }
+        assert!(worker.block_on(catalog::list(&worker)).unwrap().is_empty());
+    }
+    drop(before);
+    let member = join(&fabric, None);
+    let worker = member.worker().unwrap();
+    worker.block_on(async {
+        assert!(catalog::list(&worker).await.unwrap().is_empty());
+        let mut pages = Vec::new();
+        while let Ok(page) = allocate(&worker, small, Placement::RoundRobin).await {
+            let (chunk, _) = member.geometry()[0].locate(page.at(), small).expect("it is no page of a chunk");
+            let (of_large, _) = member.geometry()[0].locate(large.at(), large.class()).unwrap();
+            assert_ne!(chunk, of_large, "it lies inside another page");
+            pages.push(page);
+        }
+        assert!(!pages.is_empty());
+    });
 }

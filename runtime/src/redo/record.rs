@@ -257,6 +257,12 @@ pub(crate) struct Record {
 }
 
 impl Record {
+    /// The pages that whoever finishes the change may free.
+    pub(crate) fn may_be_freed(&self) -> impl Iterator<Item = (RemotePtr, SizeClass)> {
+        let old = self.pages.iter().filter(|page| page.frees).map(|page| (page.at, page.class));
+        old.chain(self.new.iter().map(|page| (page.at, page.class)))
+    }
+
     /// The whole records that these parts make, all from one memory server. `is_page` says whether a page of a class can stand at
     /// an address.
     pub(crate) fn all_of(parts: Vec<Part>, is_page: impl Fn(RemotePtr, SizeClass) -> bool) -> Vec<Self> {

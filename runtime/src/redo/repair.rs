@@ -1,5 +1,7 @@
 //! What a repairer does with what a dead owner has left.
 
+use std::future::ready;
+
 use super::{
     RING_CLASS, RING_NEXT, RING_OWNER, RINGS,
     record::{Evidence, NewPage, PartOf, Record, RecordedPage, scan},
@@ -55,6 +57,14 @@ pub trait Recover: Remote {
 
     /// Whether a page of this class can stand there.
     fn holds_page(&self, at: RemotePtr, class: SizeClass) -> bool;
+
+    /// Whether a page of this class stands there that can be freed, as all pages of structures can.
+    ///
+    /// # Errors
+    /// If the memory server is lost.
+    fn can_free(&self, _at: RemotePtr, _class: SizeClass) -> impl Future<Output = Result<bool, Failure>> {
+        ready(Ok(true))
+    }
 
     /// The page is free, and belongs to this compute server.
     fn retire(&self, at: RemotePtr, class: SizeClass, version: u64);
@@ -113,14 +123,35 @@ pub(crate) fn is_ring_of(ring: &[u64], at: RemotePtr, owner: OwnerId) -> bool {
 /// # Errors
 /// As [`read_rings`].
 async fn records_on<R: Recover>(remote: &R, owner: OwnerId, server: ServerId) -> Result<Vec<Record>, Failure> {
-    let rings = remote.rings(owner, server).await?;
-    Ok(records_in(remote, &rings, owner))
+    let mut parts = Vec::new();
+    for (at, words) in remote.rings(owner, server).await? {
+        scan(PartOf::Change, at, &words, owner, &mut parts);
+    }
+    let mut records = Vec::new();
+    for record in Record::all_of(parts, |at, class| remote.holds_page(at, class)) {
+        // Nobody has recorded one that would free what is no page: what it says of others is worth nothing either.
+        match are_pages(remote, record.may_be_freed()).await? {
+            true => records.push(record),
+            false => tracing::warn!(%owner, %server, record.sequence, "a record is damaged, and left alone"),
+        }
+    }
+    Ok(records)
 }
 
-fn records_in<R: Recover>(remote: &R, rings: &[(RemotePtr, Buffer)], owner: OwnerId) -> Vec<Record> {
-    let mut parts = Vec::new();
-    rings.iter().for_each(|(at, words)| scan(PartOf::Change, *at, words, owner, &mut parts));
-    Record::all_of(parts, |at, class| remote.holds_page(at, class))
+/// Whether all of these are pages that can be freed.
+///
+/// # Errors
+/// If the memory server is lost.
+pub(super) async fn are_pages<R: Recover>(
+    remote: &R,
+    pages: impl IntoIterator<Item = (RemotePtr, SizeClass)>,
+) -> Result<bool, Failure> {
+    for (at, class) in pages {
+        if !remote.can_free(at, class).await? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// The records of a dead owner on one memory server.

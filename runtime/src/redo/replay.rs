@@ -6,7 +6,7 @@ use super::{
     batch::{PageRecord, Recorded, decode},
     record::{Evidence, PartOf, RecordedPage, scan, whole},
     recording::Recording,
-    repair::{Recover, Room, roll_forward, take_alone},
+    repair::{Recover, Room, are_pages, roll_forward, take_alone},
 };
 use crate::{
     error::Error,
@@ -39,6 +39,11 @@ pub(crate) async fn replay<R: Recover>(
     for (_, _, words) in whole(parts) {
         let batch = decode(&words, |at, class| remote.holds_page(at, class));
         if let Some((_, _, records)) = batch.filter(|&(structure, log, _)| are_meant(structure, log)) {
+            // All are pages of a structure.
+            if !are_pages(remote, records.iter().filter_map(|record| record.page.remote())).await? {
+                tracing::warn!(%owner, "a batch of a log is damaged, and left alone");
+                continue;
+            }
             records.into_iter().for_each(|record| pages.entry(record.page.word()).or_default().push(record));
         }
     }

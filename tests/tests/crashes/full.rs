@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use farlink_runtime::{
-    audit,
+    access::{Access, Pages, PagesMut, Start},
+    audit, catalog,
     error::Error,
     fabric::{
         Fabric,
@@ -178,5 +179,38 @@ fn pages_of_a_dead_one_without_records_are_taken_back() -> Result<(), Error> {
         drop(page);
         victim.dies();
         Ok(())
+    })
+}
+
+/// The page of a damaged structure that seems to lie inside another page is not freed: it would be given to somebody.
+#[test]
+fn a_page_inside_another_one_is_not_freed() -> Result<(), Error> {
+    let fabric: Arc<dyn Fabric> = Arc::new(server::in_process(1, 2 << 20, FAST)?);
+    cluster::create::<Tree>(&fabric, NAME, 4096, Proof::Checksum)?;
+    let member = Member::join(&fabric, 1)?;
+    let worker = member.worker();
+    worker.block_on(async {
+        let structure = catalog::find(worker, NAME).await?;
+        let access = OneSided::<Tree>::new(worker, structure.clone(), Proof::Checksum);
+        let small = SizeClass::of_bytes(128).expect("a size class");
+        let at = structure.root.add(2048)?;
+        let mut words = vec![0; small.words()];
+        let identity = farlink_runtime::page::Identity {
+            structure: structure.id,
+            level: 0,
+            class: small,
+            kind: 0,
+            is_words: false,
+        };
+        farlink_runtime::page::seal(&mut words, at, identity, 4);
+        worker.write_words(at, &words).await?;
+        let link = farlink_runtime::ptr::Link::to(at, small);
+        let page = access.open(Start::Page(link)).await.expect("it looks like one");
+        let mut pages = Pages::new();
+        let slot = pages.add(page);
+        let freed = access.change(pages, |pages| pages.free(slot)).await;
+        assert!(freed.is_err(), "it is no page");
+        assert_eq!(worker.read(at, small.words()).await?[..], words[..], "nothing was changed");
+        Ok::<_, Error>(())
     })
 }

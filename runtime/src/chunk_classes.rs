@@ -1,0 +1,63 @@
+//! Which chunk has pages of which size, as far as this compute server has had to know: a chunk's class never changes.
+//!
+//! A page that is freed goes to whoever needs one of its size next. So before it is freed it is looked up whether it is a page of its
+//! chunk at all: a link or a record that is damaged may name one that seems to lie in the catalog, or inside another page.
+
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicU8, Ordering},
+};
+
+use crate::{
+    error::Error,
+    layout::Geometry,
+    page::SizeClass,
+    pages::ChunkState,
+    ptr::{Link, RemotePtr},
+    worker::Handle,
+};
+
+/// For each memory server and chunk its class and one, or 0 where it is not known. Whoever reads one may look it up anew: no order is needed.
+#[derive(Debug)]
+pub(crate) struct ChunkClasses(Vec<OnceLock<Box<[AtomicU8]>>>);
+
+impl ChunkClasses {
+    /// None of them known, of so many memory servers.
+    pub(crate) fn new(servers: usize) -> Self {
+        Self((0..servers).map(|_| OnceLock::new()).collect())
+    }
+
+    fn of(&self, geometry: &Geometry, chunk: u64) -> &AtomicU8 {
+        let all = || (0..geometry.chunks).map(|_| AtomicU8::new(0)).collect();
+        &self.0[geometry.server.index()].get_or_init(all)[chunk as usize]
+    }
+}
+
+/// Whether a page of this class can stand there and be freed: in a chunk of such pages. One READ for each chunk.
+///
+/// # Errors
+/// If the memory server is lost.
+pub(crate) async fn is_of_chunk(worker: &Handle, at: RemotePtr, class: SizeClass) -> Result<bool, Box<Error>> {
+    let compute = worker.compute();
+    let Some(geometry) = compute.geometry.get(at.server().index()) else { return Ok(false) };
+    let Some((chunk, _)) = geometry.locate(at, class) else { return Ok(false) };
+    let known = compute.chunk_classes.of(geometry, chunk);
+    if known.load(Ordering::Relaxed) == 0
+        && let Some(state) = ChunkState::from_word(worker.load(geometry.directory_at(chunk)).await?)
+    {
+        known.store(state.class.index() as u8 + 1, Ordering::Relaxed);
+    }
+    Ok(known.load(Ordering::Relaxed) == class.index() as u8 + 1)
+}
+
+/// [`is_of_chunk`], for who is about to free the page.
+///
+/// # Errors
+/// [`Error::BadPointer`] if it is none; if the memory server is lost.
+pub(crate) async fn require(worker: &Handle, at: RemotePtr, class: SizeClass) -> Result<(), Box<Error>> {
+    if is_of_chunk(worker, at, class).await? {
+        return Ok(());
+    }
+    let why = format!("no page of {class:?} that can be freed stands there");
+    Err(Box::new(Error::BadPointer { word: Link::to(at, class).word(), why }))
+}
