@@ -256,8 +256,12 @@ impl ComputeServer {
         for attempt in 0..SETTLE_ROUNDS_MAX {
             let left = recovery::sweep(worker, catalog::free_unfinished).await;
             round(worker, &self.shared).await?;
-            if left? == 0 && self.shared.pages.deferred() == 0 {
-                return Ok(true);
+            let is_waiting = self.shared.pages.deferred() != 0;
+            match left {
+                Ok(0) if !is_waiting => return Ok(true),
+                // What is on its way back is memory, too.
+                Err(Error::OutOfMemory { .. }) if is_waiting => {}
+                left => drop(left?),
             }
             worker.back_off(attempt).await;
         }

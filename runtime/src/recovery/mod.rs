@@ -36,7 +36,7 @@ use crate::{
     ptr::{RemotePtr, ServerId},
     redo::{
         Newest, Places, RING_CLASS, RING_FIRST, RING_NEXT, RING_OWNER, RINGS, Recover, Room, finish_page, is_ring_of,
-        read_rings, replay, take_alone,
+        logged, read_rings, replay, take_alone,
     },
     remote::{claim_word, release_word, write_words},
     structure::Placement,
@@ -410,20 +410,31 @@ async fn finish_those(
     holders: &RefCell<BTreeSet<OwnerId>>,
 ) -> Result<usize, Error> {
     let (mut finished, mut outcome) = (Vec::new(), Ok(()));
+    // Whose changes wait for memory, and the chunks with pages that those have to do with.
+    let mut waiting = Vec::new();
     for &(slot, owner) in dead {
         let ended = match slot {
             Some(slot) => end_shipped(worker, slot, owner, SHIPPED_WAIT_OF_SWEEP).await,
             // It was fenced off before its slot was given away.
             None => Ok(()),
         };
+        let has_ended = ended.is_ok();
         match finish_changes(worker, owner).await.and(ended) {
             Ok(()) => finished.push((slot, owner)),
             // One that cannot be finished keeps nobody from finishing the others.
-            Err(error) => outcome = outcome.and(Err(*error)),
+            Err(error) => {
+                if has_ended
+                    && matches!(*error, Error::OutOfMemory { .. })
+                    && let Ok(named) = named_chunks(worker, owner).await
+                {
+                    waiting.push((owner, named));
+                }
+                outcome = outcome.and(Err(*error));
+            }
         }
     }
     let owners: Vec<OwnerId> = finished.iter().map(|&(_, owner)| owner).collect();
-    if owners.is_empty() && !worker.compute().displaces.load(Ordering::Acquire) {
+    if owners.is_empty() && waiting.is_empty() && !worker.compute().displaces.load(Ordering::Acquire) {
         return outcome.map(|()| 0);
     }
     // Whose structures are left keeps its slot and its rings, by which it is found again; what it held is taken back all the same.
@@ -434,13 +445,18 @@ async fn finish_those(
         free_rings(worker, owner).await?;
     }
     // Only now: a new page of a change that is not finished says by its lock word what is to become of that change. So pages of
-    // others, who died meanwhile, are left alone.
-    let is_one = |owner| {
-        let is_one = owners.contains(&owner);
-        if !is_one {
-            holders.borrow_mut().insert(owner);
+    // others, who died meanwhile, are left alone. Where changes wait for memory, what else their owners held may be that memory.
+    let is_one = |owner, server, chunk| {
+        if owners.contains(&owner) {
+            return true;
         }
-        is_one
+        match waiting.iter().find(|(of, _)| *of == owner) {
+            Some((_, named)) => !named.contains(&(server, chunk)),
+            None => {
+                holders.borrow_mut().insert(owner);
+                false
+            }
+        }
     };
     if !reclaim(worker, is_one).await? {
         return outcome.map(|()| dead.len().max(1));
@@ -457,19 +473,49 @@ async fn finish_those(
     outcome.map(|()| 0)
 }
 
+/// The chunks with pages that records and logs of a dead compute server name, and with rings that it was making, through which others
+/// may be found.
+async fn named_chunks(worker: &Handle, owner: OwnerId) -> Result<HashSet<(ServerId, u64)>, Error> {
+    let mut chunks = HashSet::new();
+    let mut add = |at: RemotePtr, class| {
+        let geometry = worker.compute().geometry.get(at.server().index());
+        let chunk = geometry.and_then(|geometry| geometry.locate(at, class));
+        chunks.extend(chunk.map(|(chunk, _)| (at.server(), chunk)));
+    };
+    for geometry in &worker.compute().geometry {
+        for (at, ring) in rings(worker, owner, geometry.server).await? {
+            if LockWord::from_word(ring[LOCK]).state() != LockState::Unlocked {
+                add(at, RING_CLASS);
+            }
+        }
+        let records = Newest::read(worker, owner, geometry.server).await?;
+        records.named().for_each(|(at, class)| add(at, class));
+    }
+    let servers = worker.compute().geometry.iter().map(|geometry| geometry.server);
+    for records in logged(worker, owner, servers, |_, _| true).await?.into_values() {
+        records.iter().filter_map(|record| record.page.remote()).for_each(|(at, class)| add(at, class));
+    }
+    Ok(chunks)
+}
+
+async fn retain_without_slot(worker: &Handle, owners: &mut BTreeSet<OwnerId>) -> Result<(), Error> {
+    if !owners.is_empty() {
+        let slots = read_slots(worker, &Board::of(&worker.compute().geometry[0])).await?;
+        owners.retain(|owner| slots.iter().all(|&[incarnation, _]| incarnation != u64::from(owner.incarnation())));
+    }
+    Ok(())
+}
+
 /// The dead among these, and among those who have rings, whose slots others have taken.
 async fn displaced(worker: &Handle, mut owners: BTreeSet<OwnerId>) -> Result<Vec<OwnerId>, Error> {
     let compute = worker.compute();
     for geometry in &compute.geometry {
         owners.extend(all_rings(worker, geometry).await?.into_iter().map(|(_, owner)| owner));
     }
+    retain_without_slot(worker, &mut owners).await?;
     owners.retain(|&owner| worker.is_dead(owner));
-    if owners.is_empty() {
-        return Ok(Vec::new());
-    }
-    // After that: who has died meanwhile has its slot yet.
-    let slots = read_slots(worker, &Board::of(&compute.geometry[0])).await?;
-    owners.retain(|owner| slots.iter().all(|&[incarnation, _]| incarnation != u64::from(owner.incarnation())));
+    // Again: who had just joined then, and has died since, has its slot yet.
+    retain_without_slot(worker, &mut owners).await?;
     Ok(owners.into_iter().collect())
 }
 

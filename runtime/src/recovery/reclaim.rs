@@ -13,6 +13,7 @@ use crate::{
     lock::OwnerId,
     page::SizeClass,
     pages::{self, Chunk, ChunkState, OfDead, count_return},
+    ptr::ServerId,
     redo::finish_word,
     worker::Handle,
 };
@@ -20,12 +21,12 @@ use crate::{
 /// Tries for a chunk that somebody else changes.
 const ATTEMPTS_MAX: u32 = 100;
 
-/// Takes back what those held who are `dead`, and of whose changes nothing is left to finish; false if somebody else was busy
-/// with a chunk for too long.
+/// Takes back what those held who are dead, and of whose changes nothing is left to finish that has to do with a chunk: `is_dead` says so
+/// of a holder, for a chunk of a memory server. False if somebody else was busy with a chunk for too long.
 ///
 /// # Errors
 /// If a memory server is lost, or no buffers can be had. What was not done is left to the next time.
-pub(crate) async fn reclaim(worker: &Handle, is_dead: impl Fn(OwnerId) -> bool) -> Result<bool, Error> {
+pub(crate) async fn reclaim(worker: &Handle, is_dead: impl Fn(OwnerId, ServerId, u64) -> bool) -> Result<bool, Error> {
     let compute = worker.compute();
     let (mut is_complete, mut count) = (true, 0);
     for geometry in &compute.geometry {
@@ -36,6 +37,7 @@ pub(crate) async fn reclaim(worker: &Handle, is_dead: impl Fn(OwnerId) -> bool) 
             if !classes.contains(&state.class) {
                 classes.push(state.class);
             }
+            let is_dead = |owner| is_dead(owner, geometry.server, number);
             let mut attempt = 0;
             loop {
                 let taken = {

@@ -97,7 +97,7 @@ pub(crate) use self::{
     record::{Body, Evidence, OVERHEAD, SHARE_WORDS_MAX},
     recording::Recording,
     repair::{Newest, finish_page, finish_word, is_ring_of, read_rings, take_alone},
-    replay::replay,
+    replay::{logged, replay},
     ring::WorkerRings,
 };
 use crate::page::{SizeClass, StructureId};

@@ -182,6 +182,14 @@ impl Newest {
         self.records.iter().flat_map(|record| &record.pages).filter(|page| page.at.server() == self.server)
     }
 
+    /// All pages that the records name, wherever they are.
+    pub(crate) fn named(&self) -> impl Iterator<Item = (RemotePtr, SizeClass)> {
+        self.records.iter().flat_map(|record| {
+            let old = record.pages.iter().map(|page| (page.at, page.class));
+            old.chain(record.new.iter().map(|page| (page.at, page.class)))
+        })
+    }
+
     /// Whether the change of a record had all its locks.
     async fn is_evident<R: Recover>(&self, remote: &R, record: &Record) -> Result<bool, Failure> {
         match record.evidence {

@@ -19,16 +19,16 @@ use crate::{
 
 type Failure = Box<Error>;
 
-/// Replays those logs of `owner` that are meant, by structure and number, and that it writes no more: see [`write_ahead`](crate::write_ahead). How many pages it has changed.
+/// What those logs of `owner` say that are meant, by structure and number: the records of each page, by the word of its link.
 ///
 /// # Errors
-/// If a memory server is lost, or there is no memory for records. Others, or a later call, go on with it then.
-pub(crate) async fn replay<R: Recover>(
+/// If a memory server is lost, or no buffer can be had.
+pub(crate) async fn logged<R: Recover>(
     remote: &R,
     owner: OwnerId,
     servers: impl IntoIterator<Item = ServerId>,
     are_meant: impl Fn(StructureId, u64) -> bool,
-) -> Result<usize, Failure> {
+) -> Result<BTreeMap<u64, Vec<PageRecord>>, Failure> {
     let mut parts = Vec::new();
     for server in servers {
         for (at, words) in remote.rings(owner, server).await? {
@@ -47,6 +47,20 @@ pub(crate) async fn replay<R: Recover>(
             records.into_iter().for_each(|record| pages.entry(record.page.word()).or_default().push(record));
         }
     }
+    Ok(pages)
+}
+
+/// Replays those logs of `owner` that are meant, by structure and number, and that it writes no more: see [`write_ahead`](crate::write_ahead). How many pages it has changed.
+///
+/// # Errors
+/// If a memory server is lost, or there is no memory for records. Others, or a later call, go on with it then.
+pub(crate) async fn replay<R: Recover>(
+    remote: &R,
+    owner: OwnerId,
+    servers: impl IntoIterator<Item = ServerId>,
+    are_meant: impl Fn(StructureId, u64) -> bool,
+) -> Result<usize, Failure> {
+    let pages = logged(remote, owner, servers, are_meant).await?;
     let (mut replayed, mut new, mut locked) = (0, Vec::new(), Vec::new());
     for (page, records) in pages {
         let Some((at, class)) = Link::from_word(page).remote() else { continue };

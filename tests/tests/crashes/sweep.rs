@@ -101,6 +101,8 @@ fn one_that_cannot_be_finished_keeps_no_other_waiting() -> Result<(), Error> {
     }
     let after = survivor.worker().block_on(audit::memory(survivor.worker()))?;
     assert!(after.free_bytes > before.free_bytes, "{before:?}, {after:?}");
+    // Among what the other one held is room for a record.
+    survivor.maintain_once()?;
 
     drop((held, full));
     survivor.maintain()?;
@@ -333,5 +335,43 @@ fn a_damaged_catalog_keeps_no_pages_from_others() -> Result<(), Error> {
         }
         assert!(free()? > before + (2 << 20), "page {damaged}");
     }
+    Ok(())
+}
+
+/// All memory is in use when a compute server dies in the middle of a change, and others have no ring yet: what the dead one held is
+/// room enough for theirs.
+#[test]
+fn a_change_is_finished_where_all_memory_is_in_use() -> Result<(), Error> {
+    let fabric: Arc<dyn Fabric> = Arc::new(server::in_process(1, 2 << 20, FAST)?);
+    cluster::create::<Tree>(&fabric, NAME, 256, Proof::Checksum)?;
+    let full = Member::join(&fabric, 2)?;
+    let open = async |worker: &Worker| {
+        let map: Opened = Map::open(worker, NAME, Proof::Checksum).await?;
+        map.insert(1, 1).await?;
+        Ok((map, allocate(worker, SizeClass::LARGEST, Placement::RoundRobin).await?))
+    };
+    let mut held = Vec::new();
+    let fill_and_change = async |_: &Worker, (map, _): &(Opened, NewPage)| {
+        held = full.worker().block_on(fill(full.worker(), server_id(0)))?;
+        map.insert(2, 2).await.map(drop)
+    };
+    // After the READ, the record and the lock.
+    dies(&fabric, open, 3, fill_and_change)?;
+    let survivor = Member::join(&fabric, 3)?;
+    let free = || Ok::<_, Error>(survivor.worker().block_on(audit::memory(survivor.worker()))?.free_bytes);
+    let before = free()?;
+    assert!(matches!(survivor.maintain_once(), Err(Error::OutOfMemory { .. })));
+    for member in [&full, &survivor].repeat(8) {
+        let _ = member.maintain_once();
+    }
+    survivor.maintain_once()?;
+    assert!(free()? >= before + (64 << 10), "{before}, {}", free()?);
+    let map: Opened = survivor.worker().block_on(open_only(survivor.worker()))?;
+    assert_eq!(survivor.worker().block_on(map.get(2))?, Some(2));
+    assert!(survivor.worker().block_on(map.check())?.problem_count == 0);
+    drop((map, held, full, survivor));
+    let report = cluster::check_tree(&fabric, NAME)?;
+    assert!(report.is_clean() && report.audit.held == 0, "{report:?}");
+    assert_eq!(cluster::unaccounted_bytes(&fabric, &report)?, 0);
     Ok(())
 }
