@@ -137,6 +137,45 @@ fn who_joins_in_the_place_of_a_dead_one_dies_as_well() -> Result<(), Error> {
     nothing_is_lost(&fabric)
 }
 
+/// One in so many of the requests of who sweeps is played.
+const STEP: u64 = 40;
+
+/// As above, and the heir dies after so many requests of its sweep; how many it made.
+fn heir_dies_sweeping(after: u64) -> Result<u64, Error> {
+    let fabric: Arc<dyn Fabric> = Arc::new(server::in_process(1, 8 << 20, FAST)?);
+    cluster::create::<Tree>(&fabric, NAME, 256, Proof::Checksum)?;
+    let victim = Mortal::join(&fabric, 0)?;
+    let map = victim.worker().block_on(open(victim.worker()))?;
+    victim.worker().block_on(map.insert(1, 1))?;
+    let live = (1..SLOTS as u64).map(|seed| Member::join(&fabric, seed)).collect::<Result<Vec<_>, _>>()?;
+    victim.fabric.dies_after(4);
+    assert!(victim.worker().block_on(map.insert(2, 2)).is_err(), "it was to die");
+    drop(map);
+    victim.dies();
+    let heir = Mortal::join(&fabric, 2000)?;
+    let before = heir.fabric.requests();
+    heir.fabric.dies_after(after);
+    let swept = heir.member.maintain_once();
+    let requests = heir.fabric.requests() - before;
+    assert!(swept.is_err() || requests <= after, "it was to die");
+    heir.dies();
+    // One more in its place, who leaves in good order.
+    drop(Member::join(&fabric, 2001)?);
+    drop(live);
+    nothing_is_lost(&fabric)?;
+    Ok(requests)
+}
+
+#[test]
+fn who_finishes_what_the_one_before_has_left_dies_of_it() -> Result<(), Error> {
+    let (mut after, mut requests) = (rand::random_range(0..STEP), STEP);
+    while after < requests {
+        requests = heir_dies_sweeping(after)?;
+        after += STEP;
+    }
+    Ok(())
+}
+
 /// A dead one that has no record of a change holds pages, and its slot is given away: others take the pages back.
 fn pages_are_taken_back(hold: impl FnOnce(&Arc<dyn Fabric>) -> Result<(), Error>) -> Result<(), Error> {
     let fabric: Arc<dyn Fabric> = Arc::new(server::in_process(1, 8 << 20, FAST)?);
