@@ -12,7 +12,7 @@ use crate::{
     error::Error,
     layout::Geometry,
     page::SizeClass,
-    pages::ChunkState,
+    pages::{ChunkState, NewPage},
     ptr::{Link, RemotePtr},
     worker::Handle,
 };
@@ -33,7 +33,21 @@ impl ChunkClasses {
     }
 }
 
-/// Whether a page of this class can stand there and be freed: in a chunk of such pages. One READ for each chunk.
+/// A page that was allocated is one of its chunk: who frees it later need not ask.
+#[inline]
+pub(crate) fn note(worker: &Handle, page: &NewPage) {
+    let compute = worker.compute();
+    let geometry = &compute.geometry[page.at().server().index()];
+    if let Some((chunk, _)) = geometry.locate(page.at(), page.class()) {
+        let known = compute.chunk_classes.of(geometry, chunk);
+        if known.load(Ordering::Relaxed) == 0 {
+            known.store(page.class().index() as u8 + 1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Whether a page of this class can stand there and be freed: in a chunk of such pages. One request for each chunk of which that is not
+/// known yet.
 ///
 /// # Errors
 /// If the memory server is lost.

@@ -319,6 +319,7 @@ impl<P: Plugin> Access for OneSided<P> {
         f: impl FnOnce(&mut Self::PagesMut<'a>) -> R,
     ) -> Result<(R, Pages<Self::Page<'a>>), Interrupt> {
         let (old, new) = pages.into_parts();
+        new.iter().for_each(|page| chunk_classes::note(self.worker(), page));
         let mut pages = OneSidedPages::open(self.worker(), self.context.structure.id, old, new)?;
         let result = f(&mut pages);
         Ok((result, Pages::after(self.carry_out(PreparedChange::of(pages)).await?)))
@@ -337,6 +338,7 @@ impl<P: Plugin> Access for OneSided<P> {
             chunk_classes::require(self.worker(), page.at, page.class).await?;
         }
         let acting = self.require_writer().await?;
+        new.iter().for_each(|page| chunk_classes::note(self.worker(), page));
         let mut pages = OneSidedPages::open(self.worker(), self.context.structure.id, [], new)?;
         f(&mut pages);
         let mut staged = PreparedChange::of(pages);
