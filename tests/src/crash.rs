@@ -4,13 +4,15 @@
 //! each request of the victim, each time in a cluster of its own, with a [mortal fabric](farlink_runtime::fabric::mortal).
 
 use std::{
-    fmt::Debug,
+    fmt::{self, Debug},
     future::Future as _,
     pin::pin,
+    str::FromStr,
     sync::Arc,
     task::{Context, Poll, Waker},
 };
 
+use anyhow::Context as _;
 use farlink_offload::ship::ShipServer;
 use farlink_runtime::{
     audit,
@@ -31,6 +33,7 @@ use farlink_runtime::{
     structure::Placement,
     worker::Worker,
 };
+use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::{
     backend::here::{self, Here},
@@ -162,9 +165,9 @@ pub trait Scene {
     async fn check(&self, worker: &Worker) -> Result<Report, Error>;
 }
 
-/// A way to die.
-#[derive(Debug, Clone, Copy)]
-struct Death {
+/// A way to die. As text: order, whether a WRITE is torn, and after how many requests; and of whoever sweeps first, if that one dies, too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Death {
     order: Order,
     tears: bool,
     after: u64,
@@ -172,11 +175,51 @@ struct Death {
     sweeper_after: Option<u64>,
 }
 
-/// Requests of those who die: the victim's, and those of who dies sweeping.
+const ORDERS: [(Order, &str); 3] = [(Order::Posted, "posted"), (Order::Lower, "lower"), (Order::Higher, "higher")];
+
+impl fmt::Display for Death {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let order = ORDERS.into_iter().find_map(|(order, name)| (order == self.order).then_some(name));
+        write!(f, "{},{},{}", order.expect("all are named"), self.tears, self.after)?;
+        self.sweeper_after.map_or(Ok(()), |after| write!(f, ",{after}"))
+    }
+}
+
+impl FromStr for Death {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> anyhow::Result<Self> {
+        let mut words = text.split(',');
+        let mut next = |what| words.next().with_context(|| format!("{text:?} says nothing of {what}"));
+        let order = next("the order")?;
+        let order = ORDERS.into_iter().find_map(|(of, name)| (order == name).then_some(of)).context("no such order")?;
+        let (tears, after) = (next("tears")?.parse()?, next("how many requests")?.parse()?);
+        let sweeper_after = words.next().map(str::parse).transpose()?;
+        anyhow::ensure!(words.next().is_none(), "{text:?} says too much");
+        Ok(Self { order, tears, after, sweeper_after })
+    }
+}
+
+/// Those who were to die.
 #[derive(Debug, Clone, Copy)]
-struct Requests {
-    victim: u64,
-    sweeper: u64,
+struct Played {
+    victim: Lived,
+    sweeper: Option<Lived>,
+}
+
+/// What came of somebody who was to die after so many requests.
+#[derive(Debug, Clone, Copy)]
+struct Lived {
+    requests: u64,
+    has_died: bool,
+}
+
+impl Lived {
+    fn of(mortal: &MortalFabric, after: u64) -> Self {
+        let (requests, has_died) = mortal.since_told();
+        assert_eq!(has_died, after < requests, "of {requests} requests, after {after} it was to die");
+        Self { requests, has_died }
+    }
 }
 
 /// Requests of a sweep in which what the dead have left is finished.
@@ -218,9 +261,8 @@ impl Stage {
     }
 }
 
-/// The victim acts, and is gone, or the memory servers are; whether its operation was acknowledged, and how many requests were made by
-/// whoever was to die.
-fn play_victim<S: Scene>(stage: &Stage, scene: &S, death: Death) -> Result<(bool, u64), Error> {
+/// The victim acts, and is gone, or the memory servers are; whether its operation was acknowledged, and what came of whoever was to die.
+fn play_victim<S: Scene>(stage: &Stage, scene: &S, death: Death) -> Result<(bool, Lived), Error> {
     let mortal = MortalFabric::new(Arc::clone(&stage.fabric), death.order, death.tears);
     let (as_fabric, sound): (Arc<dyn Fabric>, _) = (Arc::new(mortal.clone()), Arc::clone(&stage.fabric));
     let servers_die = scene.memory_servers() == MemoryServers::Die;
@@ -228,10 +270,9 @@ fn play_victim<S: Scene>(stage: &Stage, scene: &S, death: Death) -> Result<(bool
     let servers = stage.serve(&of_servers)?;
     let victim = Member::join(&of_victim, 1)?;
     let open = victim.worker.block_on(scene.open(&victim.worker))?;
-    let before = mortal.requests();
     mortal.dies_after(death.after);
     let outcome = victim.worker.block_on(scene.act(&open));
-    let requests = mortal.requests() - before;
+    let lived = Lived::of(&mortal, death.after);
     // It has not left: not even this arrives.
     mortal.dies_after(0);
     drop(open);
@@ -243,22 +284,21 @@ fn play_victim<S: Scene>(stage: &Stage, scene: &S, death: Death) -> Result<(bool
         drop(victim);
         drop(servers);
     }
-    Ok((outcome.is_ok(), requests))
+    Ok((outcome.is_ok(), lived))
 }
 
-/// A member looks for dead ones and finishes what they have left, until it dies after so many requests; how many requests it made.
-fn play_sweeper(fabric: &Arc<dyn Fabric>, death: Death, after: u64) -> Result<u64, Error> {
+/// A member looks for dead ones and finishes what they have left, until it dies after so many requests.
+fn play_sweeper(fabric: &Arc<dyn Fabric>, death: Death, after: u64) -> Result<Lived, Error> {
     let mortal = MortalFabric::new(Arc::clone(fabric), death.order, death.tears);
     let as_fabric: Arc<dyn Fabric> = Arc::new(mortal.clone());
     let sweeper = Member::join(&as_fabric, 4)?;
-    let before = mortal.requests();
     mortal.dies_after(after);
     let swept = sweeper.maintain_once();
     assert!(swept.is_ok() || after != NEVER, "{swept:?}");
-    let requests = mortal.requests() - before;
+    let lived = Lived::of(&mortal, after);
     mortal.dies_after(0);
     drop(sweeper);
-    Ok(requests)
+    Ok(lived)
 }
 
 /// All that the memory servers hold.
@@ -286,6 +326,7 @@ fn is_told(outcome: &Result<(), Error>) -> bool {
 struct Resumed {
     /// Those that it made until it stopped.
     requests: u64,
+    has_stopped: bool,
     /// It answered afterwards: all that it had yet to do was what an operation does not depend on.
     answered_late: bool,
 }
@@ -327,7 +368,7 @@ fn play_resumed<S: Scene>(options: MemOptions, scene: &S, after: u64, is_late: b
             }
         };
         assert!(outcome.is_ok() || had_stopped && is_told(&outcome), "{outcome:?}");
-        (Resumed { requests, answered_late: had_stopped && outcome.is_ok() }, memory)
+        (Resumed { requests, has_stopped: had_stopped, answered_late: had_stopped && outcome.is_ok() }, memory)
     };
     // What asks no memory server learns of it from maintenance.
     assert!(is_told(&victim.maintain_once()));
@@ -353,41 +394,44 @@ pub fn every() -> u64 {
 
 /// Plays the scene with a victim that stops after some of its requests, one in `share` by default, and more or fewer as
 /// `FARLINK_CRASH_EVERY` says; others take it for dead, and take over, and then it goes on: it is told so, and nothing that it does
-/// lands. How many resumptions that were.
+/// lands. How often it had stopped. With `FARLINK_CRASH_STOP` it stops after so many requests, and no others are played.
 ///
 /// # Panics
-/// If it is not told, something lands, or others do not find what they must.
+/// If it is not told, something lands, or others do not find what they must; and if it never stopped.
 pub fn enumerate_resumed<S: Scene + Debug>(share: u64, options: MemOptions, scene: &S) -> u64 {
+    let mut chance = Chance::new(scene);
     let every = (share * every() / EVERY).max(1);
-    let requests = resumed(options, scene, NEVER);
-    let first = rand::random_range(0..every);
-    let stops = (first..requests).step_by(every as usize);
-    let resumptions = 1 + stops.clone().count() as u64;
-    for after in stops {
-        resumed(options, scene, after);
-    }
-    println!("{scene:?}: {requests} requests, {resumptions} resumptions");
-    resumptions
+    let (requests, stops) = match settings::asked_for("FARLINK_CRASH_STOP") {
+        Some(after) => (after, vec![after]),
+        None => {
+            let requests = resumed(options, scene, NEVER).requests;
+            (requests, chance.one_in(every, requests).collect())
+        }
+    };
+    let stopped = stops.into_iter().filter(|&after| resumed(options, scene, after).has_stopped).count();
+    println!("{scene:?}: {requests} requests, {stopped} stops");
+    assert!(stopped > 0, "{scene:?}: nobody has stopped");
+    stopped as u64
 }
 
-fn resumed<S: Scene + Debug>(options: MemOptions, scene: &S, after: u64) -> u64 {
+fn resumed<S: Scene + Debug>(options: MemOptions, scene: &S, after: u64) -> Resumed {
     let play = |is_late| {
         let played =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| play_resumed(options, scene, after, is_late)));
         match played {
             Ok(Ok(resumed)) => resumed,
-            Ok(Err(error)) => panic!("{scene:?}, stopped after {after}, answers late: {is_late}: {error}"),
+            Ok(Err(error)) => panic!("{scene:?}, FARLINK_CRASH_STOP={after}, answers late: {is_late}: {error}"),
             Err(panic) => {
-                println!("{scene:?}, stopped after {after}, answers late: {is_late}");
+                println!("{scene:?}, FARLINK_CRASH_STOP={after}, answers late: {is_late}");
                 std::panic::resume_unwind(panic);
             }
         }
     };
-    let Resumed { requests, answered_late } = play(false);
-    if answered_late {
+    let resumed = play(false);
+    if resumed.answered_late {
         play(true);
     }
-    requests
+    resumed
 }
 
 /// Every chunk can be leased: none was counted as leased by somebody who died before it was.
@@ -405,13 +449,13 @@ async fn lease_all(Member { worker, compute }: &Member) -> Result<(), Error> {
     Ok(())
 }
 
-fn play<S: Scene>(options: MemOptions, scene: &S, death: Death) -> Result<Requests, Error> {
+fn play<S: Scene>(options: MemOptions, scene: &S, death: Death) -> Result<Played, Error> {
     let stage = Stage::new(options, scene.memory_servers())?;
     let fabric = &stage.fabric;
     cluster::with_worker(fabric, |worker| worker.block_on(scene.prepare(worker)))?;
     let (acknowledged, victim) = play_victim(&stage, scene, death)?;
     assert!(acknowledged || death.after != NEVER, "nobody has died, and the operation failed");
-    let sweeper = death.sweeper_after.map_or(Ok(0), |after| play_sweeper(fabric, death, after))?;
+    let sweeper = death.sweeper_after.map(|after| play_sweeper(fabric, death, after)).transpose()?;
     let survivor = Member::join(fabric, 2)?;
     if scene.is_swept_first() {
         survivor.maintain()?;
@@ -430,13 +474,38 @@ fn play<S: Scene>(options: MemOptions, scene: &S, death: Death) -> Result<Reques
     let used = auditor.worker.block_on(audit::memory(&auditor.worker))?.used_bytes();
     assert_eq!(used, report.bytes, "bytes are in use that are not the structure's");
     auditor.worker.block_on(lease_all(&auditor))?;
-    Ok(Requests { victim, sweeper })
+    Ok(Played { victim, sweeper })
 }
 
-/// Plays the scene for each request of the victim, or one in `FARLINK_CRASH_EVERY`; how many deaths that were.
+/// Draws what is played, from `FARLINK_TEST_SEED`.
+struct Chance(StdRng);
+
+impl Chance {
+    fn new(scene: &impl Debug) -> Self {
+        Self(StdRng::seed_from_u64(settings::seed(&format!("{scene:?}"))))
+    }
+
+    /// One in so many requests, and one at least.
+    fn one_in(&mut self, every: u64, requests: u64) -> impl Iterator<Item = u64> + Clone + use<> {
+        assert!(requests > 0, "nothing is done");
+        let first = self.0.random_range(0..every.min(requests));
+        (first..requests).step_by(every as usize)
+    }
+}
+
+/// Plays the death that `FARLINK_CRASH_DEATH` asks for, twice, as there are scenes that take turns. Whether it asks for one.
+fn plays_again<S: Scene + Debug>(options: MemOptions, scene: &S) -> bool {
+    let Some(death) = settings::asked_for("FARLINK_CRASH_DEATH") else { return false };
+    let both = [played(options, scene, death), played(options, scene, death)];
+    println!("{scene:?}, FARLINK_CRASH_DEATH={death}: {both:?}");
+    true
+}
+
+/// Plays the scene for each request of the victim, or one in `FARLINK_CRASH_EVERY`, one at least for each order; how many deaths that
+/// were. With `FARLINK_CRASH_DEATH`, as a failed run says it, that one alone.
 ///
 /// # Panics
-/// If others do not find what they must: it says after how many requests the victim died, and how.
+/// If others do not find what they must: it says after how many requests the victim died, and how. And if it never died.
 pub fn enumerate<S: Scene + Debug>(options: MemOptions, scene: &S) -> u64 {
     enumerate_one_in(1, options, scene)
 }
@@ -454,18 +523,21 @@ pub fn enumerate_one_in<S: Scene + Debug>(share: u64, options: MemOptions, scene
 /// # Panics
 /// As [`enumerate`].
 pub fn enumerate_every<S: Scene + Debug>(every: u64, options: MemOptions, scene: &S) -> u64 {
-    let requests = played(options, scene, IN_FULL).victim;
+    let mut chance = Chance::new(scene);
+    if plays_again(options, scene) {
+        return 1;
+    }
+    let requests = played(options, scene, IN_FULL).victim.requests;
     assert!(requests > 0, "{scene:?}: the victim did nothing");
     let mut deaths = 0;
     for (order, tears) in [(Order::Posted, false), (Order::Lower, true), (Order::Higher, false)] {
-        // Another share of them in each run.
-        let first = rand::random_range(0..every);
-        for after in (first..requests).step_by(every as usize) {
-            played(options, scene, Death { order, tears, after, sweeper_after: None });
-            deaths += 1;
+        for after in chance.one_in(every, requests) {
+            let played = played(options, scene, Death { order, tears, after, sweeper_after: None });
+            deaths += u64::from(played.victim.has_died);
         }
     }
     println!("{scene:?}: {requests} requests, {deaths} deaths");
+    assert!(deaths > 0, "{scene:?}: nobody has died");
     deaths
 }
 
@@ -476,36 +548,42 @@ pub fn enumerate_every<S: Scene + Debug>(every: u64, options: MemOptions, scene:
 /// # Panics
 /// As [`enumerate`].
 pub fn enumerate_sweepers<S: Scene + Debug>(options: MemOptions, scene: &S, victims: u64) {
-    let requests = played(options, scene, IN_FULL).victim;
+    let mut chance = Chance::new(scene);
+    if plays_again(options, scene) {
+        return;
+    }
+    let requests = played(options, scene, IN_FULL).victim.requests;
     let every = 4 * every();
-    let (mut deaths, step) = (0, requests.div_ceil(victims).max(1));
-    for after in (rand::random_range(0..step)..requests).step_by(step as usize) {
+    let mut deaths = 0;
+    for after in chance.one_in(requests.div_ceil(victims).max(1), requests) {
         let of_victim = Death { after, sweeper_after: Some(NEVER), ..IN_FULL };
-        let requests = played(options, scene, of_victim).sweeper;
-        assert!(requests > 0, "{scene:?}, {of_victim:?}: there was nothing to be swept");
+        let requests = played(options, scene, of_victim).sweeper.map_or(0, |sweeper| sweeper.requests);
+        assert!(requests > 0, "{scene:?}, {of_victim}: there was nothing to be swept");
         for tears in [false, true] {
-            let finishing = (rand::random_range(0..every)..requests.min(FINISHING)).step_by(every as usize);
+            let finishing = chance.one_in(every, requests.min(FINISHING));
             let looking = (finishing.clone().count() / 4).max(1);
-            let looking = (0..looking).map(|_| rand::random_range(0..requests));
+            let looking: Vec<u64> = (0..looking).map(|_| chance.0.random_range(0..requests)).collect();
             for after in finishing.chain(looking) {
-                played(options, scene, Death { tears, sweeper_after: Some(after), ..of_victim });
-                deaths += 1;
+                let played = played(options, scene, Death { tears, sweeper_after: Some(after), ..of_victim });
+                let is_both = played.victim.has_died && played.sweeper.is_some_and(|sweeper| sweeper.has_died);
+                deaths += u64::from(is_both);
             }
         }
     }
     println!("{scene:?}: {requests} requests, {deaths} deaths of who sweeps");
+    assert!(deaths > 0, "{scene:?}: nobody who sweeps has died");
 }
 
 /// Nobody dies before the end.
 const IN_FULL: Death = Death { order: Order::Posted, tears: false, after: NEVER, sweeper_after: None };
 
-fn played<S: Scene + Debug>(options: MemOptions, scene: &S, death: Death) -> Requests {
+fn played<S: Scene + Debug>(options: MemOptions, scene: &S, death: Death) -> Played {
     let played = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| play(options, scene, death)));
     match played {
-        Ok(Ok(requests)) => requests,
-        Ok(Err(error)) => panic!("{scene:?}, {death:?}: {error}"),
+        Ok(Ok(played)) => played,
+        Ok(Err(error)) => panic!("{scene:?}, FARLINK_CRASH_DEATH={death}: {error}"),
         Err(panic) => {
-            println!("{scene:?}, {death:?}");
+            println!("{scene:?}, FARLINK_CRASH_DEATH={death}");
             std::panic::resume_unwind(panic);
         }
     }

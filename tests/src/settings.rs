@@ -9,9 +9,17 @@ use anyhow::{Context, bail};
 /// # Panics
 /// If it is set to something that is no `T`: a test that runs with a setting nobody asked for proves the wrong thing.
 pub fn from_env<T: FromStr>(name: &str, default: T) -> T {
-    let Some(text) = std::env::var_os(name) else { return default };
+    asked_for(name).unwrap_or(default)
+}
+
+/// The value of an environment variable, if it is set.
+///
+/// # Panics
+/// As [`from_env`].
+pub fn asked_for<T: FromStr>(name: &str) -> Option<T> {
+    let text = std::env::var_os(name)?;
     let parsed = text.to_str().and_then(|text| text.parse().ok());
-    parsed.unwrap_or_else(|| panic!("{name} is set to {text:?}, which is no {}", type_name::<T>()))
+    Some(parsed.unwrap_or_else(|| panic!("{name} is set to {text:?}, which is no {}", type_name::<T>())))
 }
 
 /// The seed of a test: `FARLINK_TEST_SEED`, or a fresh one. Printed, so that a failed run can be had again.

@@ -7,7 +7,6 @@
 //! The doorbell in which it dies has its requests carried out in the order of posting for each memory server, and one memory server's
 //! before another's: whose first is up to the [`Order`]. The request at which it dies can be torn: of a WRITE of several words the first
 //! half arrives.
-
 //!
 //! One that stops keeps its requests back, as those of a process that was stopped; others may then [take it for
 //! dead](MortalFabric::is_taken_for_dead), and it may go on. So it does over connections that are made anew: what was kept back fails, and
@@ -26,7 +25,7 @@ use crate::{
     listener::{ListenOptions, Listener},
     lock::OwnerId,
     ptr::ServerId,
-    sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock},
+    sync::{Arc, AtomicBool, Mutex, Ordering, lock},
 };
 
 /// Which memory server's requests of a doorbell are carried out first.
@@ -45,17 +44,53 @@ const FORGOTTEN: Ticket = Ticket(u64::MAX);
 
 #[derive(Debug)]
 struct Life {
-    /// Requests still to be carried out.
-    left: AtomicU64,
-    /// Requests that came so far.
-    came: AtomicU64,
-    is_dead: AtomicBool,
-    /// Instead of dying it stops.
-    stops: AtomicBool,
-    has_stopped: AtomicBool,
+    counts: Mutex<Counts>,
     is_cut_off: AtomicBool,
     /// What others know its compute server by.
     claims: Mutex<Vec<Box<dyn OwnerClaim>>>,
+}
+
+/// Of all endpoints together, under one lock: memory servers have several threads.
+#[derive(Debug)]
+struct Counts {
+    /// Requests still to be carried out; [`u64::MAX`] as long as nobody has said how many.
+    left: u64,
+    /// Requests that came so far, and those that had come when it was said.
+    came: u64,
+    came_before: u64,
+    is_dead: bool,
+    /// Instead of dying it stops.
+    stops: bool,
+    has_stopped: bool,
+}
+
+/// What becomes of a doorbell.
+enum Fate {
+    /// So many of its requests are carried out; `dies` at the next one, if that is the first that is not.
+    Carried {
+        left: u64,
+        dies: bool,
+    },
+    Stopped,
+}
+
+impl Life {
+    /// A doorbell with so many requests.
+    fn take(&self, count: u64) -> Fate {
+        let mut counts = lock(&self.counts);
+        counts.came += count;
+        if counts.left == u64::MAX {
+            return Fate::Carried { left: count, dies: false };
+        }
+        if counts.stops {
+            return Fate::Stopped;
+        }
+        let left = counts.left;
+        counts.left = left.saturating_sub(count);
+        let dies = count > left && !counts.is_dead;
+        counts.is_dead |= dies;
+        Fate::Carried { left, dies }
+    }
 }
 
 /// A fabric that dies; see the [module](self).
@@ -72,11 +107,14 @@ impl MortalFabric {
     /// carried out.
     pub fn new(inner: Arc<dyn Fabric>, order: Order, tears: bool) -> Self {
         let life = Life {
-            left: AtomicU64::new(u64::MAX),
-            came: AtomicU64::new(0),
-            is_dead: AtomicBool::new(false),
-            stops: AtomicBool::new(false),
-            has_stopped: AtomicBool::new(false),
+            counts: Mutex::new(Counts {
+                left: u64::MAX,
+                came: 0,
+                came_before: 0,
+                is_dead: false,
+                stops: false,
+                has_stopped: false,
+            }),
             is_cut_off: AtomicBool::new(false),
             claims: Mutex::default(),
         };
@@ -85,19 +123,26 @@ impl MortalFabric {
 
     /// It carries out so many more requests, of all its endpoints.
     pub fn dies_after(&self, requests: u64) {
-        self.life.left.store(requests, Ordering::Relaxed);
+        let mut counts = lock(&self.life.counts);
+        (counts.left, counts.came_before) = (requests, counts.came);
+    }
+
+    /// How many requests came since it was last said after how many it dies or stops, carried out or not; and whether it is dead.
+    pub fn since_told(&self) -> (u64, bool) {
+        let counts = lock(&self.life.counts);
+        (counts.came - counts.came_before, counts.is_dead)
     }
 
     /// It carries out so many more requests, those that were kept back first, and keeps back those that come after.
     pub fn stops_after(&self, requests: u64) {
-        self.life.stops.store(true, Ordering::Relaxed);
-        self.life.has_stopped.store(false, Ordering::Relaxed);
-        self.dies_after(requests);
+        let mut counts = lock(&self.life.counts);
+        (counts.stops, counts.has_stopped) = (true, false);
+        (counts.left, counts.came_before) = (requests, counts.came);
     }
 
     /// Whether a request was kept back.
     pub fn has_stopped(&self) -> bool {
-        self.life.has_stopped.load(Ordering::Relaxed)
+        lock(&self.life.counts).has_stopped
     }
 
     /// Others take it for dead: it has stopped, and its connections are cut.
@@ -108,7 +153,7 @@ impl MortalFabric {
 
     /// How many requests came so far, carried out or not.
     pub fn requests(&self) -> u64 {
-        self.life.came.load(Ordering::Relaxed)
+        lock(&self.life.counts).came
     }
 }
 
@@ -185,8 +230,7 @@ impl MortalEndpoint {
 
     /// It stops, or goes on and finds its connections cut.
     fn ring_stopped(&mut self, requests: &mut Vec<Request>) {
-        let life = Arc::clone(&self.fabric.life);
-        if life.is_cut_off.load(Ordering::Acquire) {
+        if self.fabric.life.is_cut_off.load(Ordering::Acquire) {
             if self.knows {
                 return self.inner.ring(requests);
             }
@@ -199,14 +243,12 @@ impl MortalEndpoint {
 
     /// As many as it may.
     fn carry_out_kept(&mut self) {
-        let life = &self.fabric.life;
-        let left = life.left.load(Ordering::Relaxed);
-        let count = (self.kept.len() as u64).min(left);
-        life.left.store(left - count, Ordering::Relaxed);
+        let mut counts = lock(&self.fabric.life.counts);
+        let count = (self.kept.len() as u64).min(counts.left);
+        counts.left -= count;
         let mut carried: Vec<Request> = self.kept.drain(..count as usize).collect();
-        if !self.kept.is_empty() {
-            life.has_stopped.store(true, Ordering::Relaxed);
-        }
+        counts.has_stopped |= !self.kept.is_empty();
+        drop(counts);
         if !carried.is_empty() {
             self.inner.ring(&mut carried);
         }
@@ -245,29 +287,25 @@ impl Endpoint for MortalEndpoint {
     }
 
     fn ring(&mut self, requests: &mut Vec<Request>) {
-        let count = requests.len() as u64;
-        let life = Arc::clone(&self.fabric.life);
-        life.came.fetch_add(count, Ordering::Relaxed);
-        let left = life.left.load(Ordering::Relaxed);
-        if left == u64::MAX {
+        let (left, mut dies) = match self.fabric.life.take(requests.len() as u64) {
+            Fate::Carried { left, dies } => (left, dies),
+            Fate::Stopped => return self.ring_stopped(requests),
+        };
+        if left >= requests.len() as u64 {
             return self.inner.ring(requests);
-        }
-        if life.stops.load(Ordering::Relaxed) {
-            return self.ring_stopped(requests);
         }
         match self.fabric.order {
             Order::Posted => {}
             Order::Lower => requests.sort_by_key(|request| request.at.server()),
             Order::Higher => requests.sort_by_key(|request| std::cmp::Reverse(request.at.server())),
         }
-        life.left.store(left.saturating_sub(count), Ordering::Relaxed);
         let mut carried = Vec::new();
         for (number, request) in (0..).zip(requests.drain(..)) {
             if number < left {
                 carried.push(request);
                 continue;
             }
-            if !life.is_dead.swap(true, Ordering::Relaxed) && self.fabric.tears {
+            if std::mem::take(&mut dies) && self.fabric.tears {
                 carried.extend(half(&request));
             }
             self.fail(&request);

@@ -2,6 +2,7 @@
 //! acknowledged is there, and no page is lost.
 
 mod catalog;
+mod deaths;
 mod full;
 mod maps;
 mod owners;

@@ -29,7 +29,9 @@ use farlink_tests::{
     bounded,
     cluster::{self, FAST},
     crash::Member,
+    settings,
 };
+use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 const NAME: &str = "map";
 /// Also that of rings: pages that are given back are there for them.
@@ -239,7 +241,8 @@ async fn open_only(worker: &Worker) -> Result<Opened, Error> {
 
 #[test]
 fn who_sweeps_late_leaves_the_next_ones_records_alone() -> Result<(), Error> {
-    let (mut after, mut requests) = (rand::random_range(0..STEP), STEP);
+    let mut rng = StdRng::seed_from_u64(settings::seed("who sweeps late"));
+    let (mut after, mut requests) = (rng.random_range(0..STEP), STEP);
     while after < requests {
         requests = sweeps_late(after)?;
         after += STEP;

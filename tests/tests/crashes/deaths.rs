@@ -1,0 +1,78 @@
+//! The suite itself: whoever is to die does, in each order, however few requests there are; and a death can be had again.
+
+use std::cell::Cell;
+
+use farlink_runtime::{error::Error, report::Report, worker::Worker};
+use farlink_structures::btree::Tree;
+use farlink_tests::{
+    cluster::FAST,
+    crash::{Death, Scene, enumerate_every, enumerate_sweepers},
+};
+
+use crate::maps::{Op, Opened, Script};
+
+/// More than any victim makes.
+const SELDOM: u64 = 1_000_000;
+
+fn script() -> Script<Tree> {
+    Script::new([10, 20, 30], [], Op::Insert(15))
+}
+
+#[test]
+fn somebody_dies_in_each_order_however_seldom() {
+    assert_eq!(enumerate_every(SELDOM, FAST, &script()), 3);
+}
+
+#[test]
+fn a_death_can_be_had_again() {
+    for text in ["posted,false,0", "lower,true,17", "higher,false,3,18446744073709551614"] {
+        assert_eq!(text.parse::<Death>().unwrap().to_string(), text);
+    }
+    for wrong in ["", "posted", "posted,false", "latest,false,1", "lower,yes,1", "lower,true,x", "lower,true,1,2,3"] {
+        assert!(wrong.parse::<Death>().is_err(), "{wrong:?}");
+    }
+}
+
+/// A script whose victim does nothing but the first time.
+#[derive(Debug)]
+struct OnlyOnce(Script<Tree>, Cell<bool>);
+
+impl Scene for OnlyOnce {
+    type Open = Opened<Tree>;
+
+    async fn prepare(&self, worker: &Worker) -> Result<(), Error> {
+        self.0.prepare(worker).await
+    }
+
+    async fn open(&self, worker: &Worker) -> Result<Self::Open, Error> {
+        self.0.open(worker).await
+    }
+
+    async fn act(&self, map: &Self::Open) -> Result<(), Error> {
+        if self.1.replace(true) { Ok(()) } else { self.0.act(map).await }
+    }
+
+    async fn verify(&self, worker: &Worker, _: bool) -> Result<(), Error> {
+        self.0.verify(worker, false).await
+    }
+
+    async fn check(&self, worker: &Worker) -> Result<Report, Error> {
+        self.0.check(worker).await
+    }
+}
+
+fn only_once() -> OnlyOnce {
+    OnlyOnce(script(), Cell::new(false))
+}
+
+#[test]
+#[should_panic(expected = "nobody has died")]
+fn control_a_victim_that_never_dies_is_noticed() {
+    enumerate_every(SELDOM, FAST, &only_once());
+}
+
+#[test]
+#[should_panic(expected = "nobody who sweeps has died")]
+fn control_a_sweeper_without_a_victim_is_noticed() {
+    enumerate_sweepers(FAST, &only_once(), 1);
+}
