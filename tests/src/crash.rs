@@ -165,11 +165,13 @@ pub trait Scene {
     async fn check(&self, worker: &Worker) -> Result<Report, Error>;
 }
 
-/// A way to die. As text: order, whether a WRITE is torn, and after how many requests; and of whoever sweeps first, if that one dies, too.
+/// A way to die. As text: order; `whole`, or the seed of what arrives of a WRITE that is torn; after how many requests; and of whoever
+/// sweeps first, if that one dies, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Death {
     order: Order,
-    tears: bool,
+    /// Decides what arrives of the request at which it dies.
+    tears: Option<u16>,
     after: u64,
     /// Who sweeps first, dies after so many requests of that.
     sweeper_after: Option<u64>,
@@ -177,10 +179,20 @@ pub struct Death {
 
 const ORDERS: [(Order, &str); 3] = [(Order::Posted, "posted"), (Order::Lower, "lower"), (Order::Higher, "higher")];
 
+const WHOLE: &str = "whole";
+
+impl Death {
+    fn mortal(self, inner: &Arc<dyn Fabric>) -> MortalFabric {
+        let seed = self.tears.unwrap_or_default();
+        MortalFabric::new(Arc::clone(inner), self.order, self.tears.is_some()).with_seed(seed.into())
+    }
+}
+
 impl fmt::Display for Death {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let order = ORDERS.into_iter().find_map(|(order, name)| (order == self.order).then_some(name));
-        write!(f, "{},{},{}", order.expect("all are named"), self.tears, self.after)?;
+        let tears = self.tears.map_or(WHOLE.to_owned(), |seed| seed.to_string());
+        write!(f, "{},{tears},{}", order.expect("all are named"), self.after)?;
         self.sweeper_after.map_or(Ok(()), |after| write!(f, ",{after}"))
     }
 }
@@ -193,7 +205,9 @@ impl FromStr for Death {
         let mut next = |what| words.next().with_context(|| format!("{text:?} says nothing of {what}"));
         let order = next("the order")?;
         let order = ORDERS.into_iter().find_map(|(of, name)| (order == name).then_some(of)).context("no such order")?;
-        let (tears, after) = (next("tears")?.parse()?, next("how many requests")?.parse()?);
+        let tears = next("tears")?;
+        let tears = if tears == WHOLE { None } else { Some(tears.parse()?) };
+        let after = next("how many requests")?.parse()?;
         let sweeper_after = words.next().map(str::parse).transpose()?;
         anyhow::ensure!(words.next().is_none(), "{text:?} says too much");
         Ok(Self { order, tears, after, sweeper_after })
@@ -263,7 +277,7 @@ impl Stage {
 
 /// The victim acts, and is gone, or the memory servers are; whether its operation was acknowledged, and what came of whoever was to die.
 fn play_victim<S: Scene>(stage: &Stage, scene: &S, death: Death) -> Result<(bool, Lived), Error> {
-    let mortal = MortalFabric::new(Arc::clone(&stage.fabric), death.order, death.tears);
+    let mortal = death.mortal(&stage.fabric);
     let (as_fabric, sound): (Arc<dyn Fabric>, _) = (Arc::new(mortal.clone()), Arc::clone(&stage.fabric));
     let servers_die = scene.memory_servers() == MemoryServers::Die;
     let (of_victim, of_servers) = if servers_die { (sound, as_fabric) } else { (as_fabric, sound) };
@@ -289,7 +303,7 @@ fn play_victim<S: Scene>(stage: &Stage, scene: &S, death: Death) -> Result<(bool
 
 /// A member looks for dead ones and finishes what they have left, until it dies after so many requests.
 fn play_sweeper(fabric: &Arc<dyn Fabric>, death: Death, after: u64) -> Result<Lived, Error> {
-    let mortal = MortalFabric::new(Arc::clone(fabric), death.order, death.tears);
+    let mortal = death.mortal(fabric);
     let as_fabric: Arc<dyn Fabric> = Arc::new(mortal.clone());
     let sweeper = Member::join(&as_fabric, 4)?;
     mortal.dies_after(after);
@@ -491,6 +505,11 @@ impl Chance {
         let first = self.0.random_range(0..every.min(requests));
         (first..requests).step_by(every as usize)
     }
+
+    /// Two in three are torn: few of the requests are WRITEs that can be.
+    fn tears(&mut self) -> Option<u16> {
+        self.0.random_ratio(2, 3).then(|| self.0.random())
+    }
 }
 
 /// Plays the death that `FARLINK_CRASH_DEATH` asks for, twice, as there are scenes that take turns. Whether it asks for one.
@@ -530,8 +549,9 @@ pub fn enumerate_every<S: Scene + Debug>(every: u64, options: MemOptions, scene:
     let requests = played(options, scene, IN_FULL).victim.requests;
     assert!(requests > 0, "{scene:?}: the victim did nothing");
     let mut deaths = 0;
-    for (order, tears) in [(Order::Posted, false), (Order::Lower, true), (Order::Higher, false)] {
+    for (order, _) in ORDERS {
         for after in chance.one_in(every, requests) {
+            let tears = chance.tears();
             let played = played(options, scene, Death { order, tears, after, sweeper_after: None });
             deaths += u64::from(played.victim.has_died);
         }
@@ -559,11 +579,12 @@ pub fn enumerate_sweepers<S: Scene + Debug>(options: MemOptions, scene: &S, vict
         let of_victim = Death { after, sweeper_after: Some(NEVER), ..IN_FULL };
         let requests = played(options, scene, of_victim).sweeper.map_or(0, |sweeper| sweeper.requests);
         assert!(requests > 0, "{scene:?}, {of_victim}: there was nothing to be swept");
-        for tears in [false, true] {
+        for is_torn in [false, true] {
             let finishing = chance.one_in(every, requests.min(FINISHING));
             let looking = (finishing.clone().count() / 4).max(1);
             let looking: Vec<u64> = (0..looking).map(|_| chance.0.random_range(0..requests)).collect();
             for after in finishing.chain(looking) {
+                let tears = is_torn.then(|| chance.0.random());
                 let played = played(options, scene, Death { tears, sweeper_after: Some(after), ..of_victim });
                 let is_both = played.victim.has_died && played.sweeper.is_some_and(|sweeper| sweeper.has_died);
                 deaths += u64::from(is_both);
@@ -575,7 +596,7 @@ pub fn enumerate_sweepers<S: Scene + Debug>(options: MemOptions, scene: &S, vict
 }
 
 /// Nobody dies before the end.
-const IN_FULL: Death = Death { order: Order::Posted, tears: false, after: NEVER, sweeper_after: None };
+const IN_FULL: Death = Death { order: Order::Posted, tears: None, after: NEVER, sweeper_after: None };
 
 fn played<S: Scene + Debug>(options: MemOptions, scene: &S, death: Death) -> Played {
     let played = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| play(options, scene, death)));

@@ -54,14 +54,14 @@ fn holds(name: &str, scheme: Scheme) {
 
 #[test]
 fn control_versions_at_front_and_back_are_found_out() {
-    for page_bytes in [256, 1024, 4096] {
+    for page_bytes in [64, 256, 1024, 4096] {
         found_out("front and back", Scheme::FrontBack, page_bytes);
     }
 }
 
 #[test]
 fn control_an_unlocked_front_is_found_out() {
-    for page_bytes in [256, 1024] {
+    for page_bytes in [64, 256, 1024] {
         found_out("front only", Scheme::FrontOnly, page_bytes);
     }
 }

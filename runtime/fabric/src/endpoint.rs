@@ -15,9 +15,11 @@
 //!   [`Capabilities::atomic_against_cpu`].
 //! - A request whose completion came without an error has taken effect.
 //! - A request that fails breaks the way to its memory server: with it fail all requests of the endpoint to that server that
-//!   were rung behind it before its failure is polled. Each of them has taken effect or never will: nothing of them arrives
+//!   were rung behind it before its failure is polled. Each of them has taken effect or never will; of a WRITE of several
+//!   words any may have arrived, and the others never will. Nothing of them arrives
 //!   later than what is rung to that server after that poll, which goes through again. With
-//!   [`Capabilities::ordered_writes`] those that took effect come before those that did not.
+//!   [`Capabilities::ordered_writes`] those that took effect come before those that did not, and one at most, between them, is a WRITE
+//!   of which some words have arrived.
 //! - The error says what to do: [`Error::may_be_tried_again`], or the memory server is lost for good. A request whose
 //!   address makes no sense ([`Error::BadAddress`]) fails alone and has no effect.
 //!

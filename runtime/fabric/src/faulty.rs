@@ -8,7 +8,8 @@
 //! - *done*: the first has, and some of those behind it;
 //! - *lost*: so have requests before it, whose completions are lost, too.
 //!
-//! Where WRITEs are ordered, those that take effect come before those that do not. What is rung after the failure was polled
+//! Where WRITEs are ordered, those that take effect come before those that do not; of the last one that does, if it is a WRITE of
+//! several words, it may be some cache lines. Where they are not, of any. What is rung after the failure was polled
 //! goes through again, as over a connection that was made anew. A [message connection](crate::connection) that breaks stays broken until
 //! it is connected anew.
 //!
@@ -35,7 +36,8 @@ use crate::{
     buffer::LocalKey,
     clock::Clock,
     connection::{ConnectionState, ListenerId, OpenMemory, PeerId, far, far_offset},
-    endpoint::{Capabilities, Completion, Endpoint, Request, Ticket},
+    cut,
+    endpoint::{Capabilities, Completion, Endpoint, Request, Ticket, Verb},
     error::Error,
     fabric::{Fabric, Liveness, OwnerClaim},
     listener::{Change, EndpointWaker, ListenOptions, Listener, ServerEndpoint},
@@ -120,6 +122,8 @@ struct Flight {
     what: &'static str,
     /// It fails, whatever the wrapped endpoint says.
     is_doomed: bool,
+    /// A part of a doomed WRITE, of which nobody else knows.
+    is_piece: bool,
 }
 
 /// A path from the break to the poll that tells of it; a message connection's until it is connected anew.
@@ -140,12 +144,22 @@ struct Injector {
     is_ordered: bool,
     flights: BTreeMap<Ticket, Flight>,
     breaks: BTreeMap<PathId, Break>,
+    /// Names the next piece. Nobody else counts from there on downwards.
+    next_piece: u64,
+}
+
+/// What becomes of a request.
+enum Chosen {
+    Carried,
+    /// Of a doomed WRITE these words are.
+    InPieces(Vec<Request>),
+    Left,
 }
 
 impl Injector {
     fn new(options: FaultOptions, seed: u64, is_ordered: bool) -> Self {
         let rng = StdRng::seed_from_u64(options.seed ^ seed.rotate_left(17));
-        Self { rng, options, is_ordered, flights: BTreeMap::new(), breaks: BTreeMap::new() }
+        Self { rng, options, is_ordered, flights: BTreeMap::new(), breaks: BTreeMap::new(), next_piece: u64::MAX - 1 }
     }
 
     fn happens(&mut self, one_in: u32) -> bool {
@@ -154,30 +168,53 @@ impl Injector {
 
     /// Leaves in `requests` what is to be carried out.
     fn choose(&mut self, requests: &mut Vec<Request>) {
-        requests.retain(|request| self.is_carried(request));
+        let mut carried = Vec::with_capacity(requests.len());
+        for request in requests.drain(..) {
+            match self.chosen(&request) {
+                Chosen::Carried => carried.push(request),
+                Chosen::InPieces(mut pieces) => carried.append(&mut pieces),
+                Chosen::Left => {}
+            }
+        }
+        *requests = carried;
     }
 
-    fn is_carried(&mut self, request: &Request) -> bool {
+    fn chosen(&mut self, request: &Request) -> Chosen {
         let (path, at, what) = (path_of(request.at), request.at, request.verb.name());
         if !self.breaks.contains_key(&path) && self.happens(self.options.requests_one_in) {
             self.begin_break(path);
         }
+        let flight = |is_doomed, is_piece| Flight { path, at, what, is_doomed, is_piece };
         let Some(broken) = self.breaks.get_mut(&path) else {
-            self.flights.insert(request.ticket, Flight { path, at, what, is_doomed: false });
-            return true;
+            self.flights.insert(request.ticket, flight(false, false));
+            return Chosen::Carried;
         };
         let is_carried = match self.is_ordered {
             true => broken.carried > 0,
             false => broken.carried > 0 && self.rng.random(),
         };
+        let is_last = broken.carried == 1;
         broken.carried = broken.carried.saturating_sub(1);
-        if is_carried {
-            broken.doomed += 1;
-            self.flights.insert(request.ticket, Flight { path, at, what, is_doomed: true });
-        } else {
-            broken.failed.push(Completion { ticket: request.ticket, outcome: Err(failure(at, what)) });
+        let failed = Completion { ticket: request.ticket, outcome: Err(failure(at, what)) };
+        if !is_carried {
+            broken.failed.push(failed);
+            return Chosen::Left;
         }
-        is_carried
+        let may_be_cut = is_last || !self.is_ordered;
+        if may_be_cut && matches!(&request.verb, Verb::Write(buffer) if buffer.len() > 1) && self.rng.random() {
+            let lines = |words| cut::some_lines(at, words, &mut self.rng);
+            let pieces = cut::pieces(request, lines, || {
+                self.next_piece -= 1;
+                Ticket(self.next_piece)
+            });
+            broken.doomed += pieces.len();
+            broken.failed.push(failed);
+            self.flights.extend(pieces.iter().map(|piece| (piece.ticket, flight(true, true))));
+            return Chosen::InPieces(pieces);
+        }
+        broken.doomed += 1;
+        self.flights.insert(request.ticket, flight(true, false));
+        Chosen::Carried
     }
 
     fn begin_break(&mut self, path: PathId) {
@@ -198,7 +235,12 @@ impl Injector {
         let arrived: Vec<Completion> = completions.drain(before..).collect();
         for completion in arrived {
             match self.flights.remove(&completion.ticket) {
-                Some(Flight { path, at, what, is_doomed: true }) => {
+                Some(Flight { path, is_doomed, is_piece: true, .. }) => {
+                    if let Some(broken) = self.breaks.get_mut(&path).filter(|_| is_doomed) {
+                        broken.doomed -= 1;
+                    }
+                }
+                Some(Flight { path, at, what, is_doomed: true, .. }) => {
                     let Completion { ticket, outcome } = completion;
                     // Its buffer goes back before the failure is known, as it would from a card.
                     drop(outcome);

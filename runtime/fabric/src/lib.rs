@@ -28,6 +28,7 @@
 pub mod buffer;
 pub mod clock;
 pub mod connection;
+mod cut;
 pub mod endpoint;
 pub mod error;
 pub mod fabric;

@@ -6,24 +6,28 @@
 //!
 //! The doorbell in which it dies has its requests carried out in the order of posting for each memory server, and one memory server's
 //! before another's: whose first is up to the [`Order`]. The request at which it dies can be torn: of a WRITE of several words the first
-//! half arrives.
+//! ones arrive, or the last ones, or some of its cache lines.
 //!
 //! One that stops keeps its requests back, as those of a process that was stopped; others may then [take it for
 //! dead](MortalFabric::is_taken_for_dead), and it may go on. So it does over connections that are made anew: what was kept back fails, and
 //! so does what is posted before that is known; *all later requests are carried out*. Nothing but the compute server's own looks at its
 //! [claim](OwnerClaim::holds) keeps it from changing what is others' by then.
 
-use std::ptr::NonNull;
+use std::{ptr::NonNull, time::Duration};
+
+use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::{
     buffer::LocalKey,
     clock::Clock,
-    connection::{ConnectionState, OpenMemory, PeerId},
-    endpoint::{Capabilities, Completion, Endpoint, Request, Ticket, Verb},
+    connection::{ConnectionState, ListenerId, OpenMemory, PeerId},
+    cut,
+    endpoint::{Capabilities, Completion, Endpoint, Request, Ticket},
     error::Error,
     fabric::{Fabric, Liveness, OwnerClaim},
-    listener::{ListenOptions, Listener},
+    listener::{Change, EndpointWaker, ListenOptions, Listener, ServerEndpoint},
     lock::OwnerId,
+    memory::LocalMemory,
     ptr::ServerId,
     sync::{Arc, AtomicBool, Mutex, Ordering, lock},
 };
@@ -100,10 +104,11 @@ pub struct MortalFabric {
     life: Arc<Life>,
     order: Order,
     tears: bool,
+    seed: u64,
 }
 
 impl MortalFabric {
-    /// Wraps `inner`; it lives until [`MortalFabric::dies_after`] says otherwise. If it `tears`, the request at which it dies is half
+    /// Wraps `inner`; it lives until [`MortalFabric::dies_after`] says otherwise. If it `tears`, a part of the request at which it dies is
     /// carried out.
     pub fn new(inner: Arc<dyn Fabric>, order: Order, tears: bool) -> Self {
         let life = Life {
@@ -118,7 +123,13 @@ impl MortalFabric {
             is_cut_off: AtomicBool::new(false),
             claims: Mutex::default(),
         };
-        Self { inner, life: Arc::new(life), order, tears }
+        Self { inner, life: Arc::new(life), order, tears, seed: 0 }
+    }
+
+    /// The seed decides which part.
+    #[must_use]
+    pub fn with_seed(self, seed: u64) -> Self {
+        Self { seed, ..self }
     }
 
     /// It carries out so many more requests, of all its endpoints.
@@ -167,9 +178,7 @@ impl Fabric for MortalFabric {
     }
 
     fn endpoint(&self, seed: u64, clock: Clock) -> Result<Box<dyn Endpoint>, Error> {
-        let inner = self.inner.endpoint(seed, clock)?;
-        let (fabric, is_broken) = (self.clone(), false);
-        Ok(Box::new(MortalEndpoint { inner, fabric, failed: Vec::new(), kept: Vec::new(), is_broken, knows: false }))
+        Ok(Box::new(MortalEndpoint::new(self.inner.endpoint(seed, clock)?, self)))
     }
 
     fn claim(&self, owner: OwnerId) -> Result<Box<dyn OwnerClaim>, Error> {
@@ -182,7 +191,7 @@ impl Fabric for MortalFabric {
     }
 
     fn peer_listener(&self, owner: OwnerId, options: &ListenOptions) -> Result<Box<dyn Listener>, Error> {
-        self.inner.peer_listener(owner, options)
+        Ok(Box::new(MortalListener { inner: self.inner.peer_listener(owner, options)?, fabric: self.clone() }))
     }
 
     fn check_servers(&self) -> Result<(), Error> {
@@ -206,9 +215,35 @@ impl Drop for MortalClaim {
     }
 }
 
+/// Of a compute server to which others send messages: it dies with it.
 #[derive(Debug)]
-struct MortalEndpoint {
-    inner: Box<dyn Endpoint>,
+struct MortalListener {
+    inner: Box<dyn Listener>,
+    fabric: MortalFabric,
+}
+
+impl Listener for MortalListener {
+    fn listens_as(&self) -> ListenerId {
+        self.inner.listens_as()
+    }
+
+    fn endpoints(&self) -> usize {
+        self.inner.endpoints()
+    }
+
+    fn endpoint(&self, number: usize, seed: u64, clock: Clock) -> Result<Box<dyn ServerEndpoint>, Error> {
+        Ok(Box::new(MortalEndpoint::new(self.inner.endpoint(number, seed, clock)?, &self.fabric)))
+    }
+
+    fn shut(&self) {
+        self.inner.shut();
+    }
+}
+
+/// A worker's endpoint, or a listener's.
+#[derive(Debug)]
+struct MortalEndpoint<E: ?Sized> {
+    inner: Box<E>,
     fabric: MortalFabric,
     failed: Vec<Completion>,
     /// Those of one that has stopped.
@@ -218,7 +253,12 @@ struct MortalEndpoint {
     knows: bool,
 }
 
-impl MortalEndpoint {
+impl<E: Endpoint + ?Sized> MortalEndpoint<E> {
+    fn new(inner: Box<E>, fabric: &MortalFabric) -> Self {
+        let (failed, kept) = (Vec::new(), Vec::new());
+        Self { inner, fabric: fabric.clone(), failed, kept, is_broken: false, knows: false }
+    }
+
     fn fail(&mut self, request: &Request) {
         let lost = Error::ServerLost {
             server: request.at.server(),
@@ -267,16 +307,21 @@ impl MortalEndpoint {
     }
 }
 
-/// The first half of a WRITE of several words.
-fn half(request: &Request) -> Vec<Request> {
-    let Verb::Write(buffer) = &request.verb else { return Vec::new() };
-    let words = buffer.iter().take(buffer.len() / 2).enumerate();
-    words
-        .map(|(index, &word)| Request { ticket: FORGOTTEN, at: request.at.word(index), verb: Verb::WriteWord(word) })
-        .collect()
+/// What arrives of a WRITE of several words that is torn: some of the first ones, or of the last ones, or of its lines any.
+fn torn(request: &Request, seed: u64) -> Vec<Request> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let arrives = |words| {
+        let cut = rng.random_range(1..words);
+        match rng.random_range(0..3) {
+            0 => (0..words).map(|index| index < cut).collect(),
+            1 => (0..words).map(|index| index >= cut).collect(),
+            _ => cut::some_lines(request.at, words, &mut rng),
+        }
+    };
+    cut::pieces(request, arrives, || FORGOTTEN)
 }
 
-impl Endpoint for MortalEndpoint {
+impl<E: Endpoint + ?Sized> Endpoint for MortalEndpoint<E> {
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
     }
@@ -306,7 +351,7 @@ impl Endpoint for MortalEndpoint {
                 continue;
             }
             if std::mem::take(&mut dies) && self.fabric.tears {
-                carried.extend(half(&request));
+                carried.extend(torn(&request, self.fabric.seed));
             }
             self.fail(&request);
         }
@@ -347,5 +392,28 @@ impl Endpoint for MortalEndpoint {
 
     fn states_told(&self, server: ServerId) -> u64 {
         self.inner.states_told(server)
+    }
+}
+
+impl ServerEndpoint for MortalEndpoint<dyn ServerEndpoint> {
+    fn changes(&mut self, thorough: bool, changes: &mut Vec<Change>) {
+        self.inner.changes(thorough, changes);
+    }
+
+    fn memory(&self) -> &LocalMemory {
+        self.inner.memory()
+    }
+
+    fn dismiss(&mut self, peer: ServerId) {
+        self.inner.dismiss(peer);
+    }
+
+    fn sleep(&mut self, limit: Duration, has_news: &mut dyn FnMut() -> bool) {
+        let has_failures = !self.failed.is_empty();
+        self.inner.sleep(limit, &mut || has_failures || has_news());
+    }
+
+    fn waker(&self) -> std::sync::Arc<dyn EndpointWaker> {
+        self.inner.waker()
     }
 }

@@ -25,10 +25,10 @@ fn somebody_dies_in_each_order_however_seldom() {
 
 #[test]
 fn a_death_can_be_had_again() {
-    for text in ["posted,false,0", "lower,true,17", "higher,false,3,18446744073709551614"] {
+    for text in ["posted,whole,0", "lower,5,17", "higher,whole,3,18446744073709551614"] {
         assert_eq!(text.parse::<Death>().unwrap().to_string(), text);
     }
-    for wrong in ["", "posted", "posted,false", "latest,false,1", "lower,yes,1", "lower,true,x", "lower,true,1,2,3"] {
+    for wrong in ["", "posted", "posted,whole", "latest,whole,1", "lower,yes,1", "lower,5,x", "lower,whole,1,2,3"] {
         assert!(wrong.parse::<Death>().is_err(), "{wrong:?}");
     }
 }

@@ -1,6 +1,6 @@
 //! Nasty mode: all that one-sided access permits, on purpose and from a seed.
 //!
-//! A READ or WRITE, gathered or not, becomes one step per cache line, taken in shuffled order, its words shuffled too; each poll takes a few
+//! A READ or WRITE, gathered or not, becomes a step per cache line, or a few, taken in shuffled order, its words shuffled too; each poll takes a few
 //! steps of the pending requests at random, and now and then lets other threads run in mid-line. Completions wait for a
 //! random number of polls. What is kept, because a reliable connection keeps it (unless
 //! [`ordered_writes`](super::MemOptions::ordered_writes) is off): a request to a server does not begin before all earlier
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     endpoint::{Completion, Done, Request, Verb},
-    ptr::ServerId,
+    ptr::{RemotePtr, ServerId},
     sync::{AtomicU64, Mutex, Ordering, fence, lock, yield_thread},
 };
 
@@ -36,6 +36,8 @@ struct Pending {
     due_ns: u64,
     /// Lines still to move, in the order they will be (from the back); empty and `done` unset for an atomic.
     lines: Vec<u16>,
+    /// Of the line that is being moved, the words still to move.
+    line: Line,
     done: Option<Done>,
     /// Polls to wait after the last step.
     hold: u32,
@@ -48,7 +50,7 @@ impl Pending {
 
     fn is_placed(&self) -> bool {
         let moves_lines = matches!(self.request.verb, Verb::Read(_) | Verb::Write(_) | Verb::Gather(_));
-        self.done.is_some() || (self.lines.is_empty() && moves_lines)
+        self.done.is_some() || (self.lines.is_empty() && self.line.is_empty() && moves_lines)
     }
 }
 
@@ -117,7 +119,7 @@ impl Nasty {
             _ => Vec::new(),
         };
         let hold = if self.rng.random_ratio(1, 4) { self.rng.random_range(1..16) } else { 0 };
-        self.pending.push(Pending { request, due_ns, lines, done: None, hold });
+        self.pending.push(Pending { request, due_ns, lines, line: Line::default(), done: None, hold });
     }
 
     /// Ends what is under way to a connection that is closed.
@@ -182,28 +184,25 @@ impl Nasty {
         let Some(words) = space.words_at(at, pending.request.verb.bytes()) else { return };
         match &mut pending.request.verb {
             Verb::Read(buffer) => {
-                if let Some(line) = pending.lines.pop() {
-                    move_line((&mut self.rng, &mut self.rest), at.offset(), line, buffer.len(), |word| {
-                        buffer[word] = words[word].load(Ordering::Relaxed);
-                    });
-                }
+                pending.line.step(&mut pending.lines, at, buffer.len(), (&mut self.rng, &mut self.rest), |word| {
+                    buffer[word] = words[word].load(Ordering::Relaxed);
+                });
                 fence(Ordering::Acquire);
             }
             Verb::Write(buffer) => {
                 fence(Ordering::Release);
-                if let Some(line) = pending.lines.pop() {
-                    move_line((&mut self.rng, &mut self.rest), at.offset(), line, buffer.len(), |word| {
-                        words[word].store(buffer[word], Ordering::Relaxed);
-                    });
-                }
+                pending.line.step(&mut pending.lines, at, buffer.len(), (&mut self.rng, &mut self.rest), |word| {
+                    words[word].store(buffer[word], Ordering::Relaxed);
+                });
             }
             Verb::Gather(gather) => {
                 fence(Ordering::Release);
-                if let (Some(line), Some(own)) = (pending.lines.pop(), space.source_of(gather)) {
-                    move_line((&mut self.rng, &mut self.rest), at.offset(), line, gather.words(), |word| {
+                let own = space.source_of(gather);
+                pending.line.step(&mut pending.lines, at, gather.words(), (&mut self.rng, &mut self.rest), |word| {
+                    if let Some(own) = own {
                         words[word].store(gather.word(own, word).unwrap_or_default(), Ordering::Relaxed);
-                    });
-                }
+                    }
+                });
             }
             verb => {
                 let order = if self.overwrites { space.atomics(at) } else { None };
@@ -261,23 +260,52 @@ fn lines_of(request: &Request, words: usize) -> u16 {
     (first_in_line(request.at.offset()) + words).div_ceil(WORDS_PER_LINE) as u16
 }
 
-/// Calls `move_word` for each word of one cache line of the request, in shuffled order.
-fn move_line(
-    (rng, rest): (&mut StdRng, &mut Rest),
-    offset: u64,
-    line: u16,
-    words: usize,
-    mut move_word: impl FnMut(usize),
-) {
-    let before = first_in_line(offset);
-    let line_start = usize::from(line) * WORDS_PER_LINE;
-    let mut order: [usize; WORDS_PER_LINE] = std::array::from_fn(|word| word);
-    order.shuffle(rng);
-    for word in order {
-        if let Some(index) = (line_start + word).checked_sub(before)
-            && index < words
-        {
-            move_word(index);
+/// Words of one cache line of a request, by their place in the request.
+#[derive(Debug, Default)]
+struct Line {
+    words: [usize; WORDS_PER_LINE],
+    left: usize,
+}
+
+impl Line {
+    fn is_empty(&self) -> bool {
+        self.left == 0
+    }
+
+    /// The words of a line that lie in a request, in shuffled order.
+    fn of(line: u16, at: RemotePtr, words: usize, rng: &mut StdRng) -> Self {
+        let line_start = usize::from(line) * WORDS_PER_LINE;
+        let mut order: [usize; WORDS_PER_LINE] = std::array::from_fn(|word| word);
+        order.shuffle(rng);
+        let mut found = Self::default();
+        for word in order {
+            if let Some(index) = (line_start + word).checked_sub(first_in_line(at.offset()))
+                && index < words
+            {
+                found.words[found.left] = index;
+                found.left += 1;
+            }
+        }
+        found
+    }
+
+    /// Calls `move_word` for what is left of this line, or for a part of it; if nothing is, for the next of `lines`.
+    fn step(
+        &mut self,
+        lines: &mut Vec<u16>,
+        at: RemotePtr,
+        words: usize,
+        (rng, rest): (&mut StdRng, &mut Rest),
+        mut move_word: impl FnMut(usize),
+    ) {
+        if self.is_empty() {
+            let Some(line) = lines.pop() else { return };
+            *self = Self::of(line, at, words, rng);
+        }
+        let stays = if rng.random_ratio(1, 4) { rng.random_range(0..self.left) } else { 0 };
+        while self.left > stays {
+            self.left -= 1;
+            move_word(self.words[self.left]);
             if rng.random_ratio(1, 64) {
                 rest.rest();
             }
