@@ -135,6 +135,13 @@ pub(crate) fn is_live(at: RemotePtr, header: &[u64], structure: StructureId) -> 
     is_in_use(at, header) && Identity::from_word(header[IDENTITY]).is_some_and(|id| id.structure == structure)
 }
 
+/// Whether these are the first words of a page that was not written to its end: unlocked, and of no address. Nothing leads to it, for that
+/// is written later.
+pub(crate) fn is_half_written(at: RemotePtr, header: &[u64]) -> bool {
+    let is_unlocked = header[LOCK] != 0 && LockWord::from_word(header[LOCK]).state() == LockState::Unlocked;
+    is_unlocked && header[SELF] != at.raw()
+}
+
 fn is_in_use(at: RemotePtr, header: &[u64]) -> bool {
     // With a lock word of zero it was never published, whatever its body says.
     header[SELF] == at.raw() && header[LOCK] != 0 && LockWord::from_word(header[LOCK]).state() != LockState::Free

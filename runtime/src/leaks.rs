@@ -5,6 +5,9 @@
 //! passes, until every operation has ended that ran when the suspects were listed, and what it takes back is free. A suspect that is still the same page was made by an
 //! operation that has ended. If the structure does not lead to it by now, nobody will link it, and nobody is about to free it.
 //!
+//! Of a page whose WRITE was cut off as its compute server died only the lock word may have arrived, and not what says whose it is: whoever
+//! looks first takes it for its structure's.
+//!
 //! What a plug-in says of one page, it says while others change the structure ([`Plugin::is_leaked`]).
 
 use std::future::ready;
@@ -19,7 +22,7 @@ use crate::{
     free_pages::Unlinked,
     lock::{LockState, LockWord},
     operation::Restarts,
-    page::LOCK,
+    page::{HEADER_WORDS, LOCK},
     pages::{ChunkState, directory},
     ptr::Link,
     sync::Ordering,
@@ -51,7 +54,8 @@ pub async fn free<A: Access>(access: &A) -> Result<Option<u64>, Error> {
         for (chunk, ChunkState { class, .. }) in leased {
             for (at, header) in audit::headers(worker, geometry, chunk, class).await? {
                 let lock = LockWord::from_word(header[LOCK]);
-                let is_suspect = lock.state() == LockState::Unlocked && audit::is_live(at, &header, structure.id);
+                let is_ours = audit::is_live(at, &header, structure.id) || audit::is_half_written(at, &header);
+                let is_suspect = lock.state() == LockState::Unlocked && is_ours;
                 if is_suspect && !kept.contains(&Some(Link::to(at, class))) {
                     suspects.push(Unlinked { at, class, lock });
                 }
@@ -116,8 +120,16 @@ async fn is_leaked<A: Access>(access: &A, page: Unlinked) -> Result<Option<Unlin
     let mut restarts = Restarts::from_root(structure.root);
     let attempt = async || {
         // Whoever has unlinked it meanwhile frees it.
-        let is_there = worker.load(page.at).await? == page.lock.word();
-        Ok(is_there && A::Plugin::is_leaked(access, Link::to(page.at, page.class)).await?)
+        let header = worker.read(page.at, HEADER_WORDS).await?;
+        if header[LOCK] != page.lock.word() {
+            return Ok(false);
+        }
+        // Whoever had begun to write it would have ended by now.
+        if audit::is_half_written(page.at, &header) {
+            return Ok(true);
+        }
+        let is_ours = audit::is_live(page.at, &header, structure.id);
+        Ok(is_ours && A::Plugin::is_leaked(access, Link::to(page.at, page.class)).await?)
     };
     loop {
         match attempt().await {

@@ -14,12 +14,15 @@ use farlink_offload::MappingCache;
 use farlink_runtime::{
     access::Access,
     compute::{ComputeOptions, ComputeServer},
+    error::Error,
     fabric::{
         Fabric,
         faulty::{FaultKinds, FaultOptions, FaultyFabric},
     },
     one_sided::Proof,
-    structure::StructurePlacement,
+    page::SizeClass,
+    pages::allocate,
+    structure::{Placement, StructurePlacement},
     worker::Worker,
 };
 use farlink_structures::bwtree::{Bw, BwTree, BwTreeOptions};
@@ -105,6 +108,41 @@ fn what_others_make_and_unlink_is_not_taken_for_leaked() {
         let report = report.unwrap();
         assert!(report.is_clean() && report.audit.held == 0, "{profile:?}: {report:?}");
     }
+}
+
+/// A compute server dies as it writes a page, and no more of it arrives than its lock word: nothing says whose page that was.
+#[test]
+fn a_page_of_which_only_the_lock_word_has_arrived_is_found() {
+    let _watch = Watchdog::start("half a page", Duration::from_secs(60));
+    let fabric = Cluster::of_this_run(2, 2 << 20, FabricProfile::Fast).unwrap();
+    let with_worker = |test: &dyn Fn(&Worker)| {
+        cluster::with_worker(&fabric, |worker| {
+            test(worker);
+            Ok::<_, Error>(())
+        })
+    };
+    with_worker(&|worker| {
+        let options = BwTreeOptions { page_bytes: 256, chain: 4, placement: StructurePlacement::default() };
+        worker.block_on(BwTree::create(worker, NAME, options)).unwrap();
+        for class in [SizeClass::SMALLEST, SizeClass::of_bytes(256).unwrap()] {
+            let page = worker.block_on(allocate(worker, class, Placement::RoundRobin)).unwrap();
+            worker.block_on(worker.write_word(page.at(), page.first_lock().word())).unwrap();
+            page.publish();
+        }
+    })
+    .unwrap();
+    with_worker(&|worker| {
+        let tree = worker.block_on(BwTree::open(worker, NAME, Proof::Checksum)).unwrap();
+        assert_eq!(worker.block_on(tree.free_leaked()).unwrap(), Some(2));
+        assert_eq!(worker.block_on(tree.free_leaked()).unwrap(), Some(0));
+    })
+    .unwrap();
+    with_worker(&|worker| {
+        let tree = worker.block_on(BwTree::open(worker, NAME, Proof::Checksum)).unwrap();
+        let report = worker.block_on(tree.check()).unwrap();
+        assert!(report.is_clean() && report.audit.held == 0, "{report:?}");
+    })
+    .unwrap();
 }
 
 /// Whoever looks in the middle of a split or a merge waits for its end: what is not linked yet is not taken for leaked.
