@@ -50,6 +50,9 @@ pub struct Plan {
 /// How many operations that are for others come to one that is tried here.
 pub const STRAY_ONE_IN: u32 = 64;
 
+/// Operations after the last one, where failures are expected, of which one has to succeed; of other owners' keys most of them may be.
+const RECOVERS_MAX: u32 = 1000;
+
 /// A tide that empties and fills a tree of a thousand keys.
 pub const TIDE_NS: u64 = 200_000_000;
 
@@ -117,6 +120,13 @@ pub struct Tally {
     pub strays: u64,
 }
 
+impl Tally {
+    /// Those of which is known what they came to.
+    fn known(&self) -> u64 {
+        self.operations - self.dropped - self.damaged - self.failed - self.refused
+    }
+}
+
 impl std::ops::AddAssign for Tally {
     fn add_assign(&mut self, other: Self) {
         self.operations += other.operations;
@@ -151,7 +161,7 @@ pub async fn apply<S: OrderedMap, A: Run<Plugin = S>>(tree: &Map<S, A>, op: Op, 
 /// Runs operations until `stop` says so, and waits for those in flight.
 ///
 /// # Errors
-/// If an operation fails, but for damage that is expected, or the recorder does.
+/// If an operation fails, but for damage that is expected, or the recorder does; if failures are expected, and nothing succeeds any more.
 pub fn drive<S: OrderedMap, A: Run<Plugin = S> + Clone + 'static, W: Write + 'static>(
     worker: &Worker,
     tree: &Map<S, A>,
@@ -174,6 +184,9 @@ pub fn drive<S: OrderedMap, A: Run<Plugin = S> + Clone + 'static, W: Write + 'st
     worker.block_on(async {
         for task in tasks {
             task.await?;
+        }
+        if plan.failures_expected {
+            lane.recover().await?;
         }
         Ok(lane.tally.get())
     })
@@ -206,6 +219,21 @@ impl<S: OrderedMap, A: Run<Plugin = S>, W: Write> Lane<S, A, W> {
             outcome?;
         }
         Ok(())
+    }
+
+    /// Goes on until an operation succeeds: each failure is to be recovered from.
+    async fn recover(&self) -> anyhow::Result<()> {
+        let before = self.tally.get().known();
+        for _ in 0..RECOVERS_MAX {
+            let op = self.workload.borrow_mut().next_op();
+            if op.key().is_some_and(|key| self.plan.part.contains(key)) {
+                self.run_one(op).await?;
+            }
+            if self.tally.get().known() > before {
+                return Ok(());
+            }
+        }
+        bail!("of the last {RECOVERS_MAX} operations none has succeeded: {:?}", self.tally.get())
     }
 
     /// An operation that is for another compute server.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use farlink_children::Scratch;
-use farlink_runtime::fabric::Fabric;
+use farlink_runtime::fabric::{Fabric, faulty};
 
 use crate::{
     backend::Backend,
@@ -19,7 +19,7 @@ use crate::{
     deadlines::PATIENCE,
     fleet::Fleet,
     history::History,
-    peer::{self, PeerReport, Work},
+    peer::{self, BREAKS, PeerReport, Work},
     stress::{self, Options, Summary},
     subject::Subject,
 };
@@ -43,6 +43,7 @@ pub fn run<S: Subject>(options: &Options) -> anyhow::Result<Summary> {
         Fleet::start_with(options.servers, options.server_bytes(), options.server_threads(), options.profile)?;
     let (fabric, sound) = (cluster.fabric(), cluster.sound_fabric());
     let histories = Scratch::inside(&std::env::temp_dir())?;
+    let breaks_before = faulty::breaks();
     let works = stress::prepare::<S>(&sound, options, histories.path())?;
     let begin = Barrier::new(works.len());
     let begun = Instant::now();
@@ -71,6 +72,8 @@ pub fn run<S: Subject>(options: &Options) -> anyhow::Result<Summary> {
     for did in peer_reports {
         peer_report.add(&did?);
     }
+    // Theirs together: all are in this process.
+    peer_report.counters.insert(BREAKS.into(), faulty::breaks() - breaks_before);
     // They leave the cluster, and give back what they hold.
     drop(servers);
     let mut history = History::read_dir(histories.path())?;

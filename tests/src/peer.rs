@@ -22,6 +22,7 @@ use anyhow::Context;
 use farlink_children::Child;
 use farlink_runtime::{
     compute::ComputeServer,
+    fabric::faulty,
     one_sided::{OneSided, Proof},
     worker::{Counters, Handle},
 };
@@ -155,6 +156,9 @@ pub struct Ready {
     /// The page that it holds, as a raw pointer.
     pub page: Option<u64>,
 }
+
+/// What the paths that broke in a peer's process are counted by.
+pub const BREAKS: &str = "broken_paths";
 
 /// What a peer says when it has left.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -354,6 +358,7 @@ pub fn close<S: Subject>(tally: Tally, client: &Client<S>, compute: ComputeServe
     drop(worker);
     let mut peer_report = PeerReport::new(tally, compute_counters(compute));
     peer_report.add_client(client, seen);
+    peer_report.counters.insert(BREAKS.into(), faulty::breaks());
     Ok(peer_report)
 }
 

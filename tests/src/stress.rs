@@ -35,7 +35,7 @@ use farlink_runtime::{
 use farlink_structures::map::{KeyRange, Map};
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IteratorRandom};
 
-pub use self::summary::Summary;
+pub use self::summary::{Summary, idle, unscanned};
 use crate::{
     access_under_test::{AccessUnderTest, Admit, CacheSpec, Part, ShipChoice},
     backend::{Backend, Cluster, FabricProfile, Fate, Faults, Place},

@@ -141,6 +141,8 @@ impl Left {
         let linear = linear::check(&history).unwrap_or_else(|error| panic!("FARLINK_TEST_SEED={seed}: {error}"));
         let scanned = scans::check(&history).unwrap_or_else(|error| panic!("FARLINK_TEST_SEED={seed}: {error}"));
         println!("killed process {victim} with seed {seed}: {linear:?}, {scanned:?}");
+        let is_checked = scanned.scans > 0 && scanned.entries > 0 && scanned.certainly_present > 0;
+        assert!(is_checked, "FARLINK_TEST_SEED={seed}: nothing of scans was checked: {scanned:?}");
     }
 
     /// A history in which one more client gets keys.

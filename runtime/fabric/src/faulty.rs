@@ -47,6 +47,14 @@ use crate::{
     sync::{Arc, AtomicU64, Ordering},
 };
 
+/// Of all faulty fabrics of this process, some of which nobody has at hand any more: they are wrapped again.
+static BREAKS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+
+/// How many paths were broken so far in this process: a test that asks for failures has to meet some.
+pub fn breaks() -> u64 {
+    BREAKS.load(std::sync::atomic::Ordering::Relaxed)
+}
+
 /// What becomes of requests that fail. At least one is true, or nothing fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FaultKinds {
@@ -219,6 +227,7 @@ impl Injector {
 
     fn begin_break(&mut self, path: PathId) {
         let Some(fault) = self.options.kinds.draw(&mut self.rng) else { return };
+        BREAKS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let mut doomed = 0;
         if fault == Fault::Lost {
             for flight in self.flights.values_mut().filter(|flight| flight.path == path && !flight.is_doomed) {

@@ -16,7 +16,7 @@ use crate::{
     cluster,
     history::{Flush, History, Op, Outcome, Recorder},
     linear, of_structure,
-    peer::PeerReport,
+    peer::{BREAKS, PeerReport},
     scans,
     subject::Subject,
     workload::spread_keys,
@@ -116,9 +116,9 @@ impl Summary {
         [self.wrongs(), self.omissions()].concat()
     }
 
-    /// What did not hold, in words.
+    /// What did not hold, in words; and what nothing can have been seen of.
     pub fn wrongs(&self) -> Vec<String> {
-        let mut failures = Vec::new();
+        let mut failures = idle(&self.peer_report, self.fails);
         if let Err(error) = &self.linear {
             failures.push(format!("not linearizable: {error}"));
         }
@@ -170,6 +170,9 @@ impl Summary {
         let nothing = counted.into_iter().filter(|&(_, count)| count == 0);
         let mut omissions: Vec<String> =
             nothing.map(|(name, _)| format!("no {name}: the test has not tested them")).collect();
+        if let Ok(scans) = &self.scans {
+            omissions.extend(unscanned(scans, self.peer_report.operations));
+        }
         if self.routed && self.peer_report.counter("two_sided") == 0 {
             omissions.push("no messages: the test has not tested them".into());
         }
@@ -183,6 +186,36 @@ impl Summary {
     }
 }
 
+/// A run that has shown nothing, as nobody did anything, or hardly anything came to an end; or as nothing failed, and was to.
+pub fn idle(peer_report: &PeerReport, fails: bool) -> Vec<String> {
+    let PeerReport { operations, dropped, damaged, failed, .. } = *peer_report;
+    let known = operations.saturating_sub(dropped + damaged + failed);
+    let mut idle = Vec::new();
+    if operations == 0 {
+        idle.push("no operations".into());
+    }
+    if known < operations / 2 {
+        idle.push(format!("of {operations} operations {known} have come to anything"));
+    }
+    if fails && peer_report.counter(BREAKS) == 0 {
+        idle.push("nothing has failed".into());
+    }
+    idle
+}
+
+/// What the check of the scans of a run of so many operations had nothing of, if it was not a short one.
+pub fn unscanned(scans: &scans::ScanReport, operations: u64) -> Vec<String> {
+    const SHORT: u64 = 10_000;
+    if operations < SHORT {
+        return Vec::new();
+    }
+    let scans::ScanReport { scans, entries, certainly_present } = *scans;
+    let counted =
+        [("scans", scans), ("entries of scans", entries), ("keys that scans must have met", certainly_present)];
+    let nothing = counted.into_iter().filter(|&(_, count)| count == 0);
+    nothing.map(|(name, _)| format!("no {name}: the test has not tested them")).collect()
+}
+
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let yes = |ok: bool| if ok { "yes" } else { "NO" };
@@ -190,7 +223,7 @@ impl fmt::Display for Summary {
         let scans = self.scans.as_ref().map_or(0, |report| report.scans);
         write!(
             f,
-            "seed {}: {} operations in {:.1} s ({rate:.0}/s, {} in flight at most, {} dropped, {} failed), {scans} scans: \
+            "seed {}: {} operations in {:.1} s ({rate:.0}/s, {} in flight at most, {} dropped, {} failed, {} paths broken), {scans} scans: \
              linearizable {}, scans kept their promise {}, tree clean {} ({} entries, {} pages, height {}), leaked {}, \
              held {}; torn reads refused {}, lock conflicts {} ({} remote + {} local), splits {}, merges {}, restarts {}",
             self.seed,
@@ -199,6 +232,7 @@ impl fmt::Display for Summary {
             self.in_flight_max,
             self.peer_report.dropped,
             self.peer_report.failed,
+            self.peer_report.counter(BREAKS),
             yes(self.linear.is_ok()),
             yes(self.scans.is_ok()),
             yes(self.check.is_clean()),
