@@ -63,8 +63,9 @@ fn hush_expected_panics() {
 /// Asserts that loom finds an execution in which the broken `model` fails, with `why` in the message.
 ///
 /// # Panics
-/// If every execution passes, or one fails for another reason.
+/// If every execution passes, or one fails for another reason; or if no reason is named.
 pub fn refuse(name: &str, why: &str, model: impl Fn() + Send + Sync + 'static) {
+    assert!(!why.is_empty(), "{name}: any panic would do");
     let executions = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&executions);
     hush_expected_panics();

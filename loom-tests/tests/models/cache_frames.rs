@@ -103,7 +103,7 @@ fn the_frames_of_an_ended_handle_go_to_others() {
 
 #[test]
 fn broken_claims_have_two_owners() {
-    refuse_without(Step::ClaimAtOnce, "cache frames, claimed in two steps", "", || {
+    refuse_without(Step::ClaimAtOnce, "cache frames, claimed in two steps", "Causality violation", || {
         assert_eq!(claim_twice(), 1, "a frame with two owners");
     });
 }

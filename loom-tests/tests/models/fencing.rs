@@ -5,9 +5,9 @@
 //! Broken variants: who looks at the fence before it counts itself in is overlooked; so is who does so without a fence; and who counts
 //! itself out without *release* may still be at it.
 
-use std::sync::Arc;
+use std::{cell::Cell, sync::Arc};
 
-use farlink_loom_tests::{Peer, Plain, Sound, explore, now, refuse, run, share};
+use farlink_loom_tests::{Peer, Plain, Seen, Sound, explore, now, refuse, run, share};
 use farlink_runtime::{
     fencing::{count_in, count_out, fence_off, may_begin},
     lock::OwnerId,
@@ -61,39 +61,74 @@ fn without_release(words: &[AtomicU64], act: &dyn Fn()) {
     words[1].store(MEMBER << 32, Ordering::Relaxed);
 }
 
+/// What must happen in some execution.
+#[derive(Clone, Default)]
+struct Happens {
+    acts: Seen,
+    takes_over: Seen,
+    both: Seen,
+}
+
 /// One carries an operation of the dead one out, one takes over.
-fn taken_over(serve: Serve) {
+fn taken_over(serve: Serve, happens: &Happens) {
     let memory = share(2);
     let page = Arc::new(Plain::new(0));
     let (here, changed) = (Arc::clone(&memory), Arc::clone(&page));
-    let server = run(move || serve(&here.words()[..2], &|| changed.write(changed.read() + 1)));
+    let server = run(move || {
+        let acts = Cell::new(false);
+        serve(&here.words()[..2], &|| {
+            changed.write(changed.read() + 1);
+            acts.set(true);
+        });
+        acts.get()
+    });
     let heir = run(move || {
         let peer = Peer::of(&memory, HEIR);
         let fenced = now(fence_off(&peer.remote(Sound), memory.at(0), dead(), async || Ok(true)));
-        if fenced.expect("nothing is lost").is_none() {
+        let takes_over = fenced.expect("nothing is lost").is_none();
+        if takes_over {
             page.write(page.read() + 1);
         }
+        takes_over
     });
-    server.join();
-    heir.join();
+    let (acts, takes_over) = (server.join(), heir.join());
+    for (seen, happens) in
+        [(acts, &happens.acts), (takes_over, &happens.takes_over), (acts && takes_over, &happens.both)]
+    {
+        if seen {
+            happens.mark();
+        }
+    }
+}
+
+/// Two have a page at once.
+const RACE: &str = "Causality violation";
+
+fn is_caught(name: &str, serve: Serve) {
+    refuse(name, RACE, move || taken_over(serve, &Happens::default()));
 }
 
 #[test]
 fn who_takes_over_is_alone() {
-    explore("who_takes_over_is_alone", || taken_over(sound));
+    let happens = Happens::default();
+    let of_model = happens.clone();
+    explore("who_takes_over_is_alone", move || taken_over(sound, &of_model));
+    happens.acts.require("the memory server acts");
+    happens.takes_over.require("the heir takes over");
+    happens.both.require("the memory server has acted when the heir takes over");
 }
 
 #[test]
 fn who_looks_before_it_counts_is_caught() {
-    refuse("who_looks_before_it_counts_is_caught", "", || taken_over(looks_first));
+    is_caught("who_looks_before_it_counts_is_caught", looks_first);
 }
 
 #[test]
 fn who_has_no_fence_is_caught() {
-    refuse("who_has_no_fence_is_caught", "", || taken_over(without_a_fence));
+    is_caught("who_has_no_fence_is_caught", without_a_fence);
 }
 
 #[test]
 fn who_is_counted_out_too_early_is_caught() {
-    refuse("who_is_counted_out_too_early_is_caught", "", || taken_over(without_release));
+    is_caught("who_is_counted_out_too_early_is_caught", without_release);
 }

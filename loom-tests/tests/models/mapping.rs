@@ -18,7 +18,9 @@
 use std::{cell::Cell, rc::Rc, sync::Arc};
 
 use farlink_cache::{ValueCache, model::Step};
-use farlink_loom_tests::{Breaks, Peer, Seen, SharedMemory, Sound, explore, now, refuse, refuse_without, run, share};
+use farlink_loom_tests::{
+    Breaks, Peer, Running, Seen, SharedMemory, Sound, explore, now, refuse, refuse_without, run, share,
+};
 use farlink_runtime::{
     access::{PageRef, PagesMut, Slot, Words},
     lock::{LockState, LockWord, OwnerId},
@@ -293,8 +295,24 @@ fn help(peer: &Peer, rereads: bool) -> [u32; 3] {
     done
 }
 
-/// Two help a merge along, while one puts an entry into the page to the left.
-fn merge(rereads: bool, both: &Seen) {
+/// Puts an entry into the page to the left, unless somebody swaps its word meanwhile; the word before.
+fn put_to_the_left(peer: &Peer) -> Option<u64> {
+    let at = peer.memory().at(LEFT);
+    let left = peer.read(at, 1)[0];
+    (peer.swap(at, left, left + 1) == left).then_some(left)
+}
+
+/// What must happen in some execution of a merge.
+#[derive(Clone, Default)]
+struct Merged {
+    by_both: Seen,
+    put_before: Seen,
+    put_after: Seen,
+    not_put: Seen,
+}
+
+/// Two help a merge along; or one does, while another `puts` an entry into the page to the left.
+fn merge(puts: bool, rereads: bool, seen: &Merged) {
     let memory = share(8);
     for (index, value) in [(ABOVE, MERGING), (LEFT, 3), (PAGE, REMOVED)] {
         memory.words()[index].store(value, Ordering::Relaxed);
@@ -303,28 +321,49 @@ fn merge(rereads: bool, both: &Seen) {
         let memory = Arc::clone(&memory);
         run(move || help(&Peer::of(&memory, owner), rereads))
     };
-    let (a, b) = (helper(1), helper(2));
-    let (a, b) = (a.join(), b.join());
+    let helpers: Vec<_> = (1..=if puts { 1 } else { 2 }).map(helper).collect();
+    let of_putter = Arc::clone(&memory);
+    let putter = puts.then(|| run(move || put_to_the_left(&Peer::of(&of_putter, 3))));
+    let done: Vec<[u32; 3]> = helpers.into_iter().map(Running::join).collect();
+    let put = putter.and_then(Running::join);
     let words: Vec<u64> = (0..3).map(|index| memory.words()[index].load(Ordering::Relaxed)).collect();
-    let steps: Vec<u32> = a.iter().zip(b).map(|(a, b)| a + b).collect();
-    assert_eq!(words, [GONE, 5 + COUNT, GIVEN_UP], "entries are lost or there twice");
+    let steps: Vec<u32> = (0..3).map(|step| done.iter().map(|done| done[step]).sum()).collect();
+    assert_eq!(words, [GONE, 5 + COUNT + u64::from(put.is_some()), GIVEN_UP], "entries are lost or there twice");
     assert_eq!(steps, [1, 1, 1], "a step of a merge is done twice");
-    if a.iter().any(|&step| step > 0) && b.iter().any(|&step| step > 0) {
-        both.mark();
+    if done.len() > 1 && done.iter().all(|done| done.iter().any(|&step| step > 0)) {
+        seen.by_both.mark();
+    }
+    match put {
+        Some(left) if left < COUNT => seen.put_before.mark(),
+        Some(_) => seen.put_after.mark(),
+        None if puts => seen.not_put.mark(),
+        None => {}
     }
 }
 
 #[test]
 fn a_merge_is_helped_along() {
-    let both = Seen::new();
-    let of_model = both.clone();
-    explore("two who help a merge along", move || merge(false, &of_model));
-    both.require("both did a step");
+    let seen = Merged::default();
+    let of_model = seen.clone();
+    explore("two who help a merge along", move || merge(false, false, &of_model));
+    seen.by_both.require("both did a step");
+}
+
+#[test]
+fn an_entry_is_put_beside_a_merge() {
+    let seen = Merged::default();
+    let of_model = seen.clone();
+    explore("a merge, and an entry that is put", move || merge(true, false, &of_model));
+    seen.put_before.require("an entry was put before the page was absorbed");
+    seen.put_after.require("an entry was put behind that");
+    seen.not_put.require("the page was absorbed while an entry was put");
 }
 
 #[test]
 fn a_merge_that_is_finished_on_an_old_snapshot_is_noticed() {
-    refuse("a step of a merge that follows from an old word", "twice", || merge(true, &Seen::new()));
+    refuse("a step of a merge that follows from an old word", "twice", || merge(false, true, &Merged::default()));
+    // Alone, it does no step twice.
+    refuse("a page absorbed over an entry", "entries are lost", || merge(true, true, &Merged::default()));
 }
 
 /// The mapping word counts up; what it leads to comes to ten times as much.
