@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use farlink_runtime::{error::Error, operation::Run, structure::StructurePlacement, worker::Handle};
 use farlink_tests::{
-    conformance::{AccessVariant, Model},
+    conformance::{AccessVariant, Event, Model},
     plugins::{
         chains::{self, Chains, Push, SETS, Take, Values},
         mixed::{self, Add, Mixed, Sum},
@@ -72,6 +72,26 @@ impl Model for Counters {
 
     async fn create(worker: &Handle, name: &str, placement: StructurePlacement) -> Result<(), Error> {
         mixed::create(worker, name, placement).await.map(drop)
+    }
+
+    /// Counters only grow: a sum has at least what had been added before, and at most what may have been added by its end.
+    fn judge(history: &[Event<CounterOp, u64>]) -> Result<(), String> {
+        for sum in history.iter().filter(|event| matches!(event.op, CounterOp::Sum(_))) {
+            let Some(found) = sum.outcome else { continue };
+            let added = |counts: &dyn Fn(&Event<CounterOp, u64>) -> bool| -> u64 {
+                let amount = |event: &Event<CounterOp, u64>| match event.op {
+                    CounterOp::Add(Add { amount, .. }) if counts(event) => amount,
+                    _ => 0,
+                };
+                history.iter().map(amount).sum()
+            };
+            let least = added(&|event| event.outcome.is_some() && event.end_ns < sum.begin_ns);
+            let most = added(&|event| event.begin_ns <= sum.end_ns);
+            if !(least..=most).contains(&found) {
+                return Err(format!("a sum is not {least} to {most}: {sum:?}"));
+            }
+        }
+        Ok(())
     }
 }
 

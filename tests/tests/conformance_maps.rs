@@ -1,6 +1,9 @@
 //! The conformance kit of every ordered map.
 
-use std::{collections::BTreeMap, marker::PhantomData};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    marker::PhantomData,
+};
 
 use farlink_runtime::{
     error::Error,
@@ -19,7 +22,11 @@ use farlink_structures::{
     skiplist::List,
 };
 use farlink_tests::{
-    conformance::{AccessVariant, Model},
+    conformance::{AccessVariant, Event, LOOKER, Model},
+    history::{History, Op, Outcome, Record},
+    linear,
+    model::{After, Known, Transition},
+    scans,
     subject::{StructureName, Subject},
 };
 use rand::{RngExt, rngs::SmallRng};
@@ -119,7 +126,7 @@ impl<S: Subject> Model for MapModel<S> {
         }
     }
 
-    /// Scans and counts promise less; `scans` judges them.
+    /// Scans and counts promise less, which `judge` asks for.
     fn is_linearizable(op: &MapOp) -> bool {
         Self::object(op).is_some()
     }
@@ -162,8 +169,215 @@ impl<S: Subject> Model for MapModel<S> {
     async fn create(worker: &Handle, name: &str, placement: StructurePlacement) -> Result<(), Error> {
         Map::<S, OneSided<S>>::make_at(worker, name, S::page_bytes(256), Proof::Checksum, placement).await.map(drop)
     }
+
+    fn judge(history: &[MapEvent]) -> Result<(), String> {
+        judge(history)
+    }
+}
+
+type MapEvent = Event<MapOp, MapOutput>;
+
+/// What a point operation did, as the checkers of maps read it.
+fn point(op: &MapOp, outcome: Option<&MapOutput>) -> Option<(Op, Outcome)> {
+    let value = match outcome {
+        None => None,
+        Some(MapOutput::Value(value)) => Some(*value),
+        Some(_) => return None,
+    };
+    let found = value.map_or(Outcome::Unknown, Outcome::Value);
+    Some(match *op {
+        MapOp::Get(key) => (Op::Get { key }, found),
+        MapOp::Remove(key) => (Op::Remove { key }, found),
+        MapOp::Put(key, value, PutMode::Upsert) => (Op::Upsert { key, value }, found),
+        MapOp::Put(key, value, PutMode::Update) => (Op::Update { key, value }, found),
+        // One that finds something changes nothing, and says what it was.
+        MapOp::Put(key, _, PutMode::Insert) if matches!(found, Outcome::Value(Some(_))) => (Op::Get { key }, found),
+        MapOp::Put(key, value, PutMode::Insert) => {
+            (Op::Insert { key, value }, if found == Outcome::Unknown { found } else { Outcome::Inserted(true) })
+        }
+        MapOp::Scan(..) | MapOp::Count(_) => return None,
+    })
+}
+
+fn record(event: &MapEvent, (op, outcome): (Op, Outcome)) -> Record {
+    let (invoked_ns, returned_ns) = (event.begin_ns, event.end_ns);
+    Record { client: event.worker as u32, op, outcome, invoked_ns, returned_ns }
+}
+
+/// Of each key a scan has what was there at some moment of it, and all that was there all the time; a count is as many as were there
+/// all the time at least, and no more than may have been there at some moment. A scan when nobody else works is a look at each key.
+fn judge(history: &[MapEvent]) -> Result<(), String> {
+    let of_points = |event: &MapEvent| point(&event.op, event.outcome.as_ref()).map(|point| record(event, point));
+    let mut points: History = history.iter().filter_map(of_points).collect();
+    let keys: BTreeSet<u64> = points.records().iter().filter_map(|record| record.op.key()).collect();
+    for event in history.iter().filter(|event| event.worker == LOOKER) {
+        if let (&MapOp::Scan(low, high, usize::MAX, _), Some(MapOutput::Entries(found))) = (&event.op, &event.outcome) {
+            let found: BTreeMap<u64, u64> = found.iter().copied().collect();
+            for key in keys.range(low..=high).copied() {
+                points.push(record(event, (Op::Get { key }, Outcome::Value(found.get(&key).copied()))));
+            }
+        }
+    }
+    linear::check(&points).map_err(|error| error.to_string())?;
+    for event in history {
+        match (&event.op, &event.outcome) {
+            (&MapOp::Scan(low, high, limit, descending), Some(MapOutput::Entries(found))) => {
+                // Keys beyond its end it neither missed nor may have found.
+                let mut part = points.part(low, high);
+                let scan = Op::Scan {
+                    from: if descending { high } else { low },
+                    limit: u32::try_from(limit).unwrap_or(u32::MAX),
+                    descending,
+                };
+                part.push(record(event, (scan, Outcome::Entries(found.as_slice().into()))));
+                scans::check(&part).map_err(|error| error.to_string())?;
+            }
+            (&MapOp::Count(low), Some(MapOutput::Count(count))) => {
+                let sure = |is_there| {
+                    let keys = keys.range(low..).filter(|&&key| is_sure(&points.part(key, key), is_there, event));
+                    keys.count() as u64
+                };
+                let (least, most) = (sure(true), keys.range(low..).count() as u64 - sure(false));
+                if !(least..=most).contains(count) {
+                    return Err(format!("not {least} to {most}: {event:?}"));
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Whether a key was there all the time of an event, or was not: an operation that left it so had ended before, and what may have
+/// changed that came before that one or after the event.
+fn is_sure(of_key: &History, is_there: bool, event: &MapEvent) -> bool {
+    let (mut left_so, mut changed) = (Vec::new(), Vec::new());
+    if !is_there {
+        // Once it was not.
+        left_so.push(0);
+    }
+    for record in of_key.records() {
+        let Some(transition) = Transition::of(record) else { continue };
+        let Some(known) = transition.leaves() else { continue };
+        if (known != Known::Absent) != is_there {
+            let returned_ns = if transition.certain { record.returned_ns } else { u64::MAX };
+            changed.extend((transition.after != After::Same).then_some((record.invoked_ns, returned_ns)));
+        } else if transition.certain && record.returned_ns < event.begin_ns {
+            left_so.push(record.invoked_ns);
+        }
+    }
+    let Some(left_ns) = left_so.into_iter().max() else { return false };
+    changed.iter().all(|&(invoked_ns, returned_ns)| returned_ns < left_ns || invoked_ns > event.end_ns)
 }
 
 farlink_tests::conformance!(btree: MapModel<Tree>);
 farlink_tests::conformance!(skiplist: MapModel<List>);
 farlink_tests::conformance!(bwtree: MapModel<Bw>);
+
+/// The B+-tree, whose scans of many entries leave one out in the middle, and whose counts leave one out if `COUNTS`.
+struct Forgetful<const COUNTS: bool>;
+
+type Sound = MapModel<Tree>;
+
+impl<const COUNTS: bool> Model for Forgetful<COUNTS> {
+    type Plugin = Tree;
+    type Op = MapOp;
+    type Output = MapOutput;
+    type State = BTreeMap<u64, u64>;
+
+    fn variants() -> Vec<AccessVariant> {
+        vec![AccessVariant::OneSided]
+    }
+
+    fn draw(rng: &mut SmallRng, state: &Self::State) -> MapOp {
+        match rng.random_range(0..3) {
+            0 if COUNTS => MapOp::Count(0),
+            0 => MapOp::Scan(0, u64::MAX, 1000, rng.random()),
+            _ => Sound::draw(rng, state),
+        }
+    }
+
+    fn apply(state: &mut Self::State, op: &MapOp) -> MapOutput {
+        Sound::apply(state, op)
+    }
+
+    fn object(op: &MapOp) -> Option<u64> {
+        Sound::object(op)
+    }
+
+    fn is_linearizable(op: &MapOp) -> bool {
+        Sound::is_linearizable(op)
+    }
+
+    fn looks() -> Vec<MapOp> {
+        Sound::looks()
+    }
+
+    async fn run(op: &MapOp, on: &impl Run<Plugin = Tree>) -> Result<MapOutput, Error> {
+        let mut output = Sound::run(op, on).await?;
+        match (op, &mut output) {
+            // The last look is whole: what others meanwhile see is what is asked for.
+            (MapOp::Scan(_, _, usize::MAX, _), _) => {}
+            (_, MapOutput::Entries(entries)) if !COUNTS && entries.len() > 2 => drop(entries.remove(entries.len() / 2)),
+            (_, MapOutput::Count(count)) if COUNTS => *count = count.saturating_sub(1),
+            _ => {}
+        }
+        Ok(output)
+    }
+
+    async fn create(worker: &Handle, name: &str, placement: StructurePlacement) -> Result<(), Error> {
+        Sound::create(worker, name, placement).await
+    }
+
+    fn judge(history: &[MapEvent]) -> Result<(), String> {
+        judge(history)
+    }
+}
+
+mod forgetful {
+    use farlink_tests::conformance;
+
+    use super::Forgetful;
+
+    #[test]
+    #[should_panic(expected = "the scan missed")]
+    fn a_scan_of_many_is_judged() {
+        conformance::linearizable::<Forgetful<false>>();
+    }
+
+    #[test]
+    #[should_panic(expected = "the scan missed")]
+    fn a_scan_of_many_is_judged_where_requests_fail() {
+        conformance::faults::<Forgetful<false>>();
+    }
+
+    #[test]
+    #[should_panic(expected = "the scan missed")]
+    fn a_scan_of_many_is_judged_in_processes() {
+        conformance::processes::<Forgetful<false>>(concat!(module_path!(), "::child"));
+    }
+
+    #[test]
+    fn child() {
+        conformance::child::<Forgetful<false>>();
+    }
+
+    #[test]
+    #[should_panic(expected = "op: Count(0)")]
+    fn a_count_of_many_is_judged() {
+        conformance::linearizable::<Forgetful<true>>();
+    }
+}
+
+/// What the last look does not find was lost.
+#[test]
+fn what_a_scan_of_all_does_not_find_in_the_end_was_lost() {
+    let event = |op, outcome, worker, at| Event { worker, op, outcome: Some(outcome), begin_ns: at, end_ns: at + 1 };
+    let put = |key, at| event(MapOp::Put(key, at, PutMode::Upsert), MapOutput::Value(None), 0, at);
+    let look = |entries: &[(u64, u64)]| {
+        event(MapOp::Scan(0, u64::MAX, usize::MAX, false), MapOutput::Entries(entries.to_vec()), LOOKER, 100)
+    };
+    judge(&[put(200, 10), put(250, 20), look(&[(200, 10), (250, 20)])]).unwrap();
+    let lost = judge(&[put(200, 10), put(250, 20), look(&[(250, 20)])]).unwrap_err();
+    assert!(lost.contains("key 200"), "{lost}");
+}

@@ -19,7 +19,7 @@ use farlink_runtime::{
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 use super::{
-    AccessVariant, Event, Model,
+    AccessVariant, Event, LOOKER, Model,
     scene::{self, Scene, profiles},
     variants,
     variants::{Accessed, Client, MOVES},
@@ -232,7 +232,7 @@ pub(super) fn look_by<M: Model>(
         for op in M::looks() {
             let begin_ns = now_ns();
             let outcome = Some(worker.block_on(M::run(&op, &reached))?);
-            events.push(Event { worker: usize::MAX, op, outcome, begin_ns, end_ns: now_ns() });
+            events.push(Event { worker: LOOKER, op, outcome, begin_ns, end_ns: now_ns() });
         }
         Ok(events)
     };

@@ -41,6 +41,9 @@
 //!     fn object(op: &Add) -> Option<u64> {
 //!         Some(op.counter)
 //!     }
+//!     fn looks() -> Vec<Add> {
+//!         (0..8).map(|counter| Add { counter, amount: 0 }).collect()
+//!     }
 //!     async fn run(op: &Add, on: &impl Run<Plugin = Mixed>) -> Result<u64, Error> {
 //!         on.execute(op).await
 //!     }
@@ -75,7 +78,7 @@ pub use self::{
     many::{faults, linearizable},
     processes::{child, processes},
     reclaim::reclaim,
-    search::{Event, Verdict, linearize},
+    search::{Event, LOOKER, Verdict, linearize},
     sequence::model,
     variants::AccessVariant,
 };
@@ -124,11 +127,9 @@ pub trait Model: 'static {
         true
     }
 
-    /// Operations that together show all of the state, and change nothing: an attempt that ends behind an effect is found by
-    /// them.
-    fn looks() -> Vec<Self::Op> {
-        Vec::new()
-    }
+    /// Operations that together show all of the state, and change nothing: what was lost in the end, and an attempt that ends
+    /// behind an effect, are found by them.
+    fn looks() -> Vec<Self::Op>;
 
     /// Runs an operation.
     ///
@@ -142,12 +143,16 @@ pub trait Model: 'static {
     /// As [`catalog::create`](farlink_runtime::catalog::create).
     async fn create(worker: &Handle, name: &str, placement: StructurePlacement) -> Result<(), Error>;
 
-    /// What else has to be true of a history.
+    /// What else has to be true of a history: to be written where operations promise less than to be linearizable. The worker of
+    /// the [looks](Model::looks), which come last, is [`LOOKER`].
     ///
     /// # Errors
     /// What is not.
-    fn judge(_history: &[Event<Self::Op, Self::Output>]) -> Result<(), String> {
-        Ok(())
+    fn judge(history: &[Event<Self::Op, Self::Output>]) -> Result<(), String> {
+        match history.iter().find(|event| !Self::is_linearizable(&event.op)) {
+            None => Ok(()),
+            Some(Event { op, .. }) => Err(format!("nobody judges {op:?}: it is not linearizable, and Model::judge is not written")),
+        }
     }
 }
 

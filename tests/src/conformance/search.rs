@@ -14,6 +14,9 @@ const STEPS_MAX: usize = 1 << 20;
 /// Of what is said about where a search went no farther.
 const STUCK_BYTES_MAX: usize = 1000;
 
+/// The worker of an event that shows what is there in the end, when nobody else works.
+pub const LOOKER: usize = usize::MAX;
+
 /// An operation of a history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event<O, R> {

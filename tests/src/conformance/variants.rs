@@ -348,11 +348,10 @@ impl<M: Model> Client<M> {
         let seed = self.seed ^ worker.random(|rng| rng.random::<u64>());
         let plain = Rc::new(reached(inner.clone()));
         let strict = Strict::new(inner, Rules { old_copies, ships: self.is_alone, ..Rules::alone(seed) });
-        let looks = if self.is_alone { M::looks() } else { Vec::new() };
-        if looks.is_empty() {
+        if !self.is_alone {
             return strict;
         }
-        let looks = Rc::new(looks);
+        let looks = Rc::new(M::looks());
         strict.looking(move || {
             let (looks, plain) = (Rc::clone(&looks), Rc::clone(&plain));
             Box::pin(async move {

@@ -33,6 +33,10 @@ impl Model for Registers {
         (*register < 100).then_some(*register)
     }
 
+    fn looks() -> Vec<Self::Op> {
+        vec![(0, None)]
+    }
+
     async fn run(_op: &Self::Op, _on: &impl Run<Plugin = Mixed>) -> Result<u64, Error> {
         Ok(0)
     }
