@@ -168,3 +168,60 @@ impl Model for Sets {
 }
 
 farlink_tests::conformance!(latch_free: Sets);
+
+/// Counters of whose answers none is right.
+struct Unjust;
+
+impl Model for Unjust {
+    type Plugin = Mixed;
+    type Op = CounterOp;
+    type Output = u64;
+    type State = BTreeMap<u64, u64>;
+
+    fn variants() -> Vec<AccessVariant> {
+        vec![AccessVariant::OneSided]
+    }
+
+    fn draw(rng: &mut SmallRng, state: &Self::State) -> CounterOp {
+        Counters::draw(rng, state)
+    }
+
+    fn apply(state: &mut Self::State, op: &CounterOp) -> u64 {
+        Counters::apply(state, op)
+    }
+
+    fn is_linearizable(_op: &CounterOp) -> bool {
+        false
+    }
+
+    fn looks() -> Vec<CounterOp> {
+        Counters::looks()
+    }
+
+    async fn run(op: &CounterOp, on: &impl Run<Plugin = Mixed>) -> Result<u64, Error> {
+        Counters::run(op, on).await
+    }
+
+    async fn create(worker: &Handle, name: &str, placement: StructurePlacement) -> Result<(), Error> {
+        Counters::create(worker, name, placement).await
+    }
+
+    fn judge(_history: &[Event<CounterOp, u64>]) -> Result<(), String> {
+        Err("none is right".to_owned())
+    }
+}
+
+mod unjust {
+    use farlink_tests::conformance;
+
+    #[test]
+    #[should_panic(expected = "none is right")]
+    fn processes() {
+        conformance::processes::<super::Unjust>(concat!(module_path!(), "::child"));
+    }
+
+    #[test]
+    fn child() {
+        conformance::child::<super::Unjust>();
+    }
+}

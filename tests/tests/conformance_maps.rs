@@ -10,6 +10,7 @@ use farlink_runtime::{
     one_sided::{OneSided, Proof},
     operation::Run,
     structure::StructurePlacement,
+    wire::{DecodeError, Wire},
     worker::Handle,
 };
 use farlink_structures::{
@@ -53,6 +54,28 @@ enum MapOutput {
     Value(Option<u64>),
     Entries(Vec<(u64, u64)>),
     Count(u64),
+}
+
+impl Wire for MapOutput {
+    fn encode(&self, to: &mut Vec<u64>) {
+        match self {
+            Self::Value(value) => (0u64, *value).encode(to),
+            Self::Entries(entries) => {
+                to.push(1);
+                entries.encode(to);
+            }
+            Self::Count(count) => (2u64, *count).encode(to),
+        }
+    }
+
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
+        match u64::decode(from)? {
+            0 => Wire::decode(from).map(Self::Value),
+            1 => Wire::decode(from).map(Self::Entries),
+            2 => Wire::decode(from).map(Self::Count),
+            _ => Err(DecodeError("there is no such answer")),
+        }
+    }
 }
 
 /// Many operations meet on these.

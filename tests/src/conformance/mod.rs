@@ -70,15 +70,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use farlink_runtime::{access::Plugin, error::Error, operation::Run, structure::StructurePlacement, worker::Handle};
+use farlink_runtime::{
+    access::Plugin, error::Error, operation::Run, structure::StructurePlacement, wire::Wire, worker::Handle,
+};
 use rand::rngs::SmallRng;
 
 pub use self::{
     hostile::hostile,
-    many::{faults, linearizable},
+    many::{faults, linearizable, until_decided},
     processes::{child, processes},
     reclaim::reclaim,
-    search::{Event, LOOKER, Verdict, linearize},
+    search::{Event, EventOf, LOOKER, Verdict, linearize},
     sequence::model,
     variants::AccessVariant,
 };
@@ -91,8 +93,8 @@ pub trait Model: 'static {
     type Plugin: Plugin;
     /// Any of its operations.
     type Op: Clone + Debug + Send + Sync + 'static;
-    /// What an operation answers.
-    type Output: Clone + PartialEq + Debug + Send + 'static;
+    /// What an operation answers. It goes from process to process as words.
+    type Output: Clone + PartialEq + Debug + Wire + Send + 'static;
     /// What the operations so far have made of it. Empty at first. Equal states behave alike.
     type State: Default + Clone + Eq + Hash;
 

@@ -9,6 +9,7 @@ use farlink_runtime::{
     catalog,
     fabric::{Fabric, mem::MemFabric},
     server::MemoryServer,
+    wire::{Wire, decode_all},
 };
 use serde::{Deserialize, Serialize};
 
@@ -37,16 +38,15 @@ const LIMIT: Duration = Duration::from_secs(20);
 #[derive(Debug, Serialize, Deserialize)]
 struct Task {
     dir: PathBuf,
-    /// Its place among the ways.
+    /// Its place among the accesses.
     variant: usize,
     profile: FabricProfile,
-    seed: u64,
-    number: usize,
+    plan: Plan,
     name: String,
 }
 
-/// What a child says of an operation: its number, when, and its answer.
-type Reported = (usize, u64, u64, Option<String>);
+/// What a child says of an operation: its number, when, and its answer as words.
+type Reported = (usize, u64, u64, Option<Vec<u64>>);
 
 /// Histories of workers in several processes are linearizable. `child` is the path of the test that is the other side.
 ///
@@ -63,11 +63,13 @@ pub fn processes<M: Model>(child: &str) {
     with_seeds("processes", |seed| {
         let number = (seed % variants.len() as u64) as usize;
         let profile = scene::profiles();
-        run::<M>(child, number, profile[(seed / 16 % profile.len() as u64) as usize], seed).unwrap();
+        let profile = profile[(seed / 16 % profile.len() as u64) as usize];
+        many::until_decided(|ops| run::<M>(child, number, profile, seed, ops).unwrap());
     });
 }
 
-fn run<M: Model>(child: &str, number: usize, profile: FabricProfile, seed: u64) -> anyhow::Result<()> {
+/// Whether it was found out that all is well.
+fn run<M: Model>(child: &str, number: usize, profile: FabricProfile, seed: u64, ops: usize) -> anyhow::Result<bool> {
     let variant = variants::<M>()[number];
     let context = format!("{variant:?} and {profile:?} in processes, seed {seed}");
     let _watchdog = Watchdog::start(context.clone(), LIMIT);
@@ -79,12 +81,12 @@ fn run<M: Model>(child: &str, number: usize, profile: FabricProfile, seed: u64) 
     let fabric: Arc<dyn Fabric> = Arc::new(MemFabric::open(dir.path(), profile.options())?);
     let structure = scene::create::<M>(&fabric, variant)?;
     let computes = variant.computes();
+    let plan = |number_of_child| Plan { number: number_of_child, seed, ops, drops: false, faulty: false };
     let task = |number_of_child| Task {
         dir: dir.path().to_owned(),
         variant: number,
         profile,
-        seed,
-        number: number_of_child,
+        plan: plan(number_of_child),
         name: structure.name.clone(),
     };
     let mut children =
@@ -92,23 +94,21 @@ fn run<M: Model>(child: &str, number: usize, profile: FabricProfile, seed: u64) 
     children.iter_mut().try_for_each(|child| child.send("go"))?;
     let mut history = Vec::new();
     for (number, child) in children.iter_mut().enumerate() {
-        let ops = many::ops_of::<M>(seed, number);
+        let ops = many::ops_of::<M>(plan(number));
         let reported: Vec<Reported> = serde_json::from_str(&hear(child)?)?;
         for (index, begin_ns, end_ns, outcome) in reported {
             let op = ops.get(index).context("a child speaks of an operation that there is not")?.clone();
+            let outcome = outcome.as_deref().map(decode_all::<M::Output>).transpose()?;
             history.push(Event { worker: number, op, outcome, begin_ns, end_ns });
         }
     }
     children.into_iter().try_for_each(Child::finish)?;
-    for Event { worker, op, outcome, begin_ns, end_ns } in many::look_by::<M>(&fabric, &structure, &context) {
-        let outcome = outcome.map(|outcome| format!("{outcome:?}"));
-        history.push(Event { worker, op, outcome, begin_ns, end_ns });
-    }
-    scene::judge::<M, String>(&history, |expected, found| format!("{expected:?}") == *found, &context);
+    history.extend(many::look_by::<M>(&fabric, &structure, &context));
+    let decided = scene::judge::<M>(&history, &context);
     drop(ships);
     scene::check::<M>(&fabric, &context, false);
     drop((fabric, servers));
-    Ok(())
+    Ok(decided)
 }
 
 fn start_child(test: &str, task: &Task) -> anyhow::Result<Child> {
@@ -142,20 +142,24 @@ pub fn child<M: Model>() {
 }
 
 fn be_child<M: Model>(task: &str) -> anyhow::Result<()> {
-    let Task { dir, variant, profile, seed, number, name } = serde_json::from_str(task)?;
+    let Task { dir, variant, profile, plan, name } = serde_json::from_str(task)?;
     let variant: AccessVariant = *variants::<M>().get(variant).context("there is no such variant")?;
     let fabric: Arc<dyn Fabric> = Arc::new(MemFabric::open(&dir, profile.options())?);
-    let compute = Arc::new(cluster::join(&fabric, seed + number as u64)?);
+    let compute = Arc::new(cluster::join(&fabric, plan.seed + plan.number as u64)?);
     let worker = compute.worker()?;
     let structure: Structure = worker.block_on(catalog::open::<M::Plugin>(&worker, &name))?;
-    let client = Client::<M>::new(structure, variant, None, seed, false)?;
-    let server = client.serve(&compute, number == 0)?;
+    let client = Client::<M>::new(structure, variant, None, plan.seed, false)?;
+    let server = client.serve(&compute, plan.number == 0)?;
     println!("{MARK}{READY}");
     std::io::stdin().read_line(&mut String::new())?;
     let mut reported = Vec::<Reported>::new();
-    let plan = Plan { number, seed, drops: false, faulty: false };
     for (index, event) in many::work::<M>(&compute, &client, plan, &Common::of(1)) {
-        reported.push((index, event.begin_ns, event.end_ns, event.outcome.map(|outcome| format!("{outcome:?}"))));
+        let words = |outcome: M::Output| {
+            let mut words = Vec::new();
+            outcome.encode(&mut words);
+            words
+        };
+        reported.push((index, event.begin_ns, event.end_ns, event.outcome.map(words)));
     }
     client.leave(&compute)?;
     drop((worker, server));

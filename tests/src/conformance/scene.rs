@@ -13,7 +13,11 @@ use farlink_runtime::{
     structure::StructurePlacement,
 };
 
-use super::{AccessVariant, Event, Model, search, variants::Client};
+use super::{
+    AccessVariant, Event, Model, Verdict,
+    search::{self, EventOf},
+    variants::Client,
+};
 use crate::{
     backend::{Backend, FabricProfile},
     bounded::Watchdog,
@@ -122,18 +126,15 @@ impl<M: Model> Scene<M> {
 }
 
 /// Judges a history; false if it takes too long to find out.
-pub(super) fn judge<M: Model, R: std::fmt::Debug>(
-    history: &[Event<M::Op, R>],
-    same: impl Fn(&M::Output, &R) -> bool,
-    context: &str,
-) -> bool {
-    match search::linearize_by::<M, R>(history, same) {
-        search::Verdict::Linearizable => true,
-        search::Verdict::Undecided => {
+pub(super) fn judge<M: Model>(history: &[EventOf<M>], context: &str) -> bool {
+    M::judge(history).unwrap_or_else(|why| panic!("{context}: {why}"));
+    match search::linearize::<M>(history) {
+        Verdict::Linearizable => true,
+        Verdict::Undecided => {
             println!("{context}: {} operations, too many orders to find out", history.len());
             false
         }
-        search::Verdict::Not(why) => {
+        Verdict::Not(why) => {
             let mut all = String::new();
             for Event { worker, op, outcome, begin_ns, end_ns } in history {
                 let _ = writeln!(all, "{begin_ns} to {end_ns}, worker {worker}: {op:?} -> {outcome:?}");

@@ -32,6 +32,9 @@ pub struct Event<O, R> {
     pub end_ns: u64,
 }
 
+/// An event of a model.
+pub type EventOf<M> = Event<<M as Model>::Op, <M as Model>::Output>;
+
 /// What a search has found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
@@ -44,25 +47,17 @@ pub enum Verdict {
 }
 
 /// Whether a history is linearizable: of each [object](Model::object) by itself.
-pub fn linearize<M: Model>(history: &[Event<M::Op, M::Output>]) -> Verdict {
-    linearize_by::<M, M::Output>(history, |expected, found| expected == found)
-}
-
-/// [`linearize`], with outcomes of another form.
-pub(super) fn linearize_by<M: Model, R: std::fmt::Debug>(
-    history: &[Event<M::Op, R>],
-    same: impl Fn(&M::Output, &R) -> bool,
-) -> Verdict {
+pub fn linearize<M: Model>(history: &[EventOf<M>]) -> Verdict {
     let all: Vec<_> = history.iter().filter(|event| M::is_linearizable(&event.op)).collect();
     let is_local = all.iter().all(|event| M::object(&event.op).is_some());
-    let mut objects = BTreeMap::<_, Vec<&Event<M::Op, R>>>::new();
+    let mut objects = BTreeMap::<_, Vec<&EventOf<M>>>::new();
     for event in all {
         objects.entry(M::object(&event.op).filter(|_| is_local)).or_default().push(event);
     }
     let mut verdict = Verdict::Linearizable;
     for (_, mut events) in objects {
         events.sort_by_key(|event| event.begin_ns);
-        match search::<M, R>(&events, &same) {
+        match search::<M>(&events) {
             Verdict::Linearizable => {}
             Verdict::Undecided => verdict = Verdict::Undecided,
             not => return not,
@@ -114,10 +109,7 @@ struct Step<S> {
     next: std::vec::IntoIter<usize>,
 }
 
-fn search<M: Model, R: std::fmt::Debug>(
-    events: &[&Event<M::Op, R>],
-    same: &impl Fn(&M::Output, &R) -> bool,
-) -> Verdict {
+fn search<M: Model>(events: &[&EventOf<M>]) -> Verdict {
     let left = events.iter().filter(|event| event.outcome.is_some()).count();
     let come = Come(vec![0; events.len().div_ceil(64)].into());
     let next = candidates(events, &come, 0).into_iter();
@@ -140,7 +132,7 @@ fn search<M: Model, R: std::fmt::Debug>(
         let mut state = step.state.clone();
         let output = M::apply(&mut state, &event.op);
         match &event.outcome {
-            Some(found) if !same(&output, found) => {
+            Some(found) if output != *found => {
                 if step.left < farthest {
                     (farthest, stuck) = (step.left, String::new());
                 }

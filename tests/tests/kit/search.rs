@@ -5,6 +5,7 @@ use farlink_tests::{
     conformance::{
         Model,
         search::{Event, Verdict, linearize},
+        until_decided,
     },
     plugins::mixed::Mixed,
 };
@@ -113,4 +114,35 @@ fn every_order_that_there_was_is_found_and_one_wrong_answer_is_too() {
         history[wrong].outcome = Some(1000);
         assert!(!holds(&history), "seed {seed}");
     }
+}
+
+/// Where every operation is about all of the state and some may have come at any time, a wrong answer takes too long to be found: such
+/// a history is no proof of anything, and the kit does not take it for one.
+#[test]
+fn what_is_not_found_out_is_no_success() {
+    let mut rng = SmallRng::seed_from_u64(1);
+    let (mut state, mut history) = (BTreeMap::new(), Vec::new());
+    for at in 0..200u64 {
+        let op = (100 + rng.random_range(0..8), Some(at + 1));
+        let outcome = Registers::apply(&mut state, &op);
+        let (begin, is_lost) = (at * 10, at % 20 == 0);
+        let end = if is_lost { u64::MAX } else { begin + 35 };
+        history.push(event(op, (!is_lost).then_some(outcome), begin, end));
+    }
+    assert!(holds(&history));
+    history[190].outcome = Some(1000);
+    assert_eq!(linearize::<Registers>(&history), Verdict::Undecided);
+
+    let mut tried = Vec::new();
+    until_decided(|ops| {
+        tried.push(ops);
+        tried.len() == 3
+    });
+    assert!(tried.len() == 3 && tried.is_sorted_by(|a, b| a > b), "{tried:?}");
+}
+
+#[test]
+#[should_panic(expected = "too many orders")]
+fn if_nothing_is_ever_found_out_that_is_a_failure() {
+    until_decided(|_| false);
 }

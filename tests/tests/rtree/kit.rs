@@ -2,7 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use farlink_runtime::{error::Error, operation::Run, structure::StructurePlacement, worker::Handle};
+use farlink_runtime::{
+    error::Error,
+    operation::Run,
+    structure::StructurePlacement,
+    wire::{DecodeError, Wire},
+    worker::Handle,
+};
 use farlink_structures::rtree::{
     Entry, Query, RTree, RTreeOptions, Rect, Tree,
     ops::{Count, Delete, Find, Insert, Update},
@@ -30,6 +36,28 @@ pub(crate) enum Output<const D: usize> {
     /// As their keys, which have a total order.
     Entries(Vec<Entry<D>>),
     Count(u64),
+}
+
+impl<const D: usize> Wire for Output<D> {
+    fn encode(&self, to: &mut Vec<u64>) {
+        match self {
+            Self::Done(is_done) => (0u64, *is_done).encode(to),
+            Self::Entries(entries) => {
+                to.push(1);
+                entries.encode(to);
+            }
+            Self::Count(count) => (2u64, *count).encode(to),
+        }
+    }
+
+    fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
+        match u64::decode(from)? {
+            0 => Wire::decode(from).map(Self::Done),
+            1 => Wire::decode(from).map(Self::Entries),
+            2 => Wire::decode(from).map(Self::Count),
+            _ => Err(DecodeError("there is no such answer")),
+        }
+    }
 }
 
 /// Entries, each as often as it is there.
