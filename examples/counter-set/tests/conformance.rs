@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use counter_set::{Add, CounterSet, Get, Name, Take, Total};
 use farlink_runtime::{error::Error, operation::Run, structure::StructurePlacement, worker::Handle};
-use farlink_tests::conformance::Model;
+use farlink_tests::conformance::{Event, Model};
 use rand::{RngExt, rngs::SmallRng};
 
 struct Counters;
@@ -77,6 +77,21 @@ impl Model for Counters {
 
     async fn create(worker: &Handle, name: &str, placement: StructurePlacement) -> Result<(), Error> {
         counter_set::create(worker, name, placement).await.map(drop)
+    }
+
+    /// A total is what may have been added by its end at most.
+    fn judge(history: &[Event<Op, Option<u64>>]) -> Result<(), String> {
+        for total in history.iter().filter(|event| matches!(event.op, Op::Total)) {
+            let amount = |event: &Event<Op, Option<u64>>| match event.op {
+                Op::Add(Add { amount, .. }) if event.begin_ns <= total.end_ns => amount,
+                _ => 0,
+            };
+            let most = history.iter().map(amount).sum();
+            if total.outcome.flatten().is_some_and(|found| found > most) {
+                return Err(format!("more than {most}: {total:?}"));
+            }
+        }
+        Ok(())
     }
 }
 

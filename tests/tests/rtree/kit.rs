@@ -1,6 +1,6 @@
 //! The R-tree under the conformance kit.
 
-use std::collections::BTreeMap;
+use std::{cmp::Ordering, collections::BTreeMap};
 
 use farlink_runtime::{
     error::Error,
@@ -16,7 +16,7 @@ use farlink_structures::rtree::{
 use farlink_tests::conformance::{Event, Model};
 use rand::{RngExt, rngs::SmallRng};
 
-use crate::entries::{Key, a_query, a_rect, key, sorted};
+use crate::entries::{Key, a_query, a_rect, key};
 
 /// The R-tree under the kit.
 pub(crate) struct Places<const D: usize>;
@@ -131,17 +131,9 @@ impl<const D: usize> Model for Places<D> {
                 }
                 Output::Done(is_there)
             }
-            Op::Find(query @ Query::Nearest(to), limit) => {
-                let mut all = matching(state, query);
-                all.sort_by(|a, b| {
-                    let distance = |entry: &Entry<D>| entry.0.distance_squared(to);
-                    distance(a).total_cmp(&distance(b)).then_with(|| key(a).cmp(&key(b)))
-                });
-                all.truncate(*limit as usize);
-                Output::Entries(all)
-            }
             Op::Find(query, limit) => {
                 let mut all = matching(state, query);
+                all.sort_by(|a, b| order(query, a, b));
                 all.truncate((*limit).min(1 << 30) as usize);
                 Output::Entries(all)
             }
@@ -174,18 +166,8 @@ impl<const D: usize> Model for Places<D> {
                         break;
                     }
                 }
-                if limit == u64::MAX {
-                    all = sorted(all);
-                } else if let Query::Nearest(to) = query {
-                    all.sort_by(|a, b| {
-                        let distance = |entry: &Entry<D>| entry.0.distance_squared(&to);
-                        distance(a).total_cmp(&distance(b)).then_with(|| key(a).cmp(&key(b)))
-                    });
-                    all.truncate(limit as usize);
-                } else {
-                    all = sorted(all);
-                    all.truncate(limit as usize);
-                }
+                all.sort_by(|a, b| order(&query, a, b));
+                all.truncate(limit.min(1 << 30) as usize);
                 Output::Entries(all)
             }
         })
@@ -209,6 +191,21 @@ struct Step {
     end: u64,
     /// Whether it is known to have been done.
     is_known: bool,
+    /// Whether it is a move to where the entry was.
+    is_back: bool,
+}
+
+fn is_same<const D: usize>(entry: &Entry<D>, to: &Rect<D>) -> bool {
+    key(entry) == key(&(*to, entry.1))
+}
+
+/// The order of a query's answer.
+fn order<const D: usize>(query: &Query<D>, a: &Entry<D>, b: &Entry<D>) -> Ordering {
+    let by_keys = || key(a).cmp(&key(b));
+    match query {
+        Query::Nearest(to) => a.0.distance_squared(to).total_cmp(&b.0.distance_squared(to)).then_with(by_keys),
+        _ => by_keys(),
+    }
 }
 
 fn judge<const D: usize>(history: &[Event<Op<D>, Output<D>>]) -> Result<(), String> {
@@ -218,7 +215,8 @@ fn judge<const D: usize>(history: &[Event<Op<D>, Output<D>>]) -> Result<(), Stri
             continue;
         }
         let is_known = event.outcome.is_some();
-        let step = Step { begin: event.begin_ns, end: event.end_ns, is_known };
+        let is_back = matches!(&event.op, Op::Update(entry, to) if is_same(entry, to));
+        let step = Step { begin: event.begin_ns, end: event.end_ns, is_known, is_back };
         match &event.op {
             Op::Insert(entry) => come.entry(key(entry)).or_default().push(step),
             Op::Delete(entry) => gone.entry(key(entry)).or_default().push(step),
@@ -236,6 +234,15 @@ fn judge<const D: usize>(history: &[Event<Op<D>, Output<D>>]) -> Result<(), Stri
         let perhaps = |steps: &[Step]| steps.iter().filter(|step| step.begin < end).count() as u64;
         (surely(come).saturating_sub(perhaps(gone)), perhaps(come).saturating_sub(surely(gone)))
     };
+    // Each took another one that had come. What is moved to where it was it cannot have brought itself.
+    let taken = |key: &Key, by: &Event<Op<D>, Output<D>>| {
+        let (come, gone) = (come.get(key).unwrap_or(&none), gone.get(key).unwrap_or(&none));
+        let is_over = |step: &&Step| step.is_known && step.end <= by.end_ns && !step.is_back;
+        let put_back = u64::from(matches!(&by.op, Op::Update(entry, to) if is_same(entry, to)));
+        let taken = gone.iter().filter(is_over).count() as u64 + put_back;
+        let most = come.iter().filter(|step| step.begin <= by.end_ns && !step.is_back).count() as u64;
+        (taken > most).then_some((taken, most))
+    };
     for event in history {
         let (begin, end) = (event.begin_ns, event.end_ns);
         let wrong = |what: String| Err(format!("{what} in {event:?}"));
@@ -247,16 +254,22 @@ fn judge<const D: usize>(history: &[Event<Op<D>, Output<D>>]) -> Result<(), Stri
                 if !is_done && least > 0 || *is_done && most == 0 {
                     return wrong(format!("of {entry:?} there were {least} at least and {most} at most"));
                 }
+                if let (true, Some((taken, most))) = (*is_done, taken(&key(entry), event)) {
+                    return wrong(format!("{taken} of {entry:?} had been taken of {most} at most"));
+                }
             }
             (Op::Find(query, limit), Some(Output::Entries(found))) => {
                 let mut counts = BTreeMap::<Key, u64>::new();
                 found.iter().for_each(|entry| *counts.entry(key(entry)).or_default() += 1);
-                // Behind the last one of a part is the rest.
-                let is_cut = found.len() as u64 >= *limit;
-                let is_asked = |key: &&Key| !is_cut && query.matches(&rect_of::<D>(key));
-                for key in come.keys().filter(is_asked).chain(counts.keys()) {
+                // Behind the last one is the rest.
+                let last = found.iter().max_by(|a, b| order(query, a, b)).filter(|_| found.len() as u64 >= *limit);
+                let is_asked = |key: &Key| {
+                    let entry = (rect_of::<D>(key), key.1);
+                    query.matches(&entry.0) && last.is_none_or(|last| order(query, &entry, last).is_lt())
+                };
+                for key in come.keys().filter(|key| is_asked(key)).chain(counts.keys()) {
                     let ((least, most), count) = (bounds(key, begin, end), counts.get(key).copied().unwrap_or(0));
-                    let least = if is_cut { 0 } else { least };
+                    let least = if is_asked(key) { least } else { 0 };
                     if count < least || count > most {
                         let entry = (rect_of::<D>(key), key.1);
                         return wrong(format!("{count} of {entry:?}, not {least} to {most}"));
@@ -274,4 +287,54 @@ fn judge<const D: usize>(history: &[Event<Op<D>, Output<D>>]) -> Result<(), Stri
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod judged {
+    use super::*;
+
+    fn event(op: Op<2>, outcome: Output<2>, begin_ns: u64, end_ns: u64) -> Event<Op<2>, Output<2>> {
+        Event { worker: 0, op, outcome: Some(outcome), begin_ns, end_ns }
+    }
+
+    fn at(x: f64) -> Entry<2> {
+        (Rect::point([x, 0.0]).unwrap(), 7)
+    }
+
+    fn insert(entry: Entry<2>, begin_ns: u64) -> Event<Op<2>, Output<2>> {
+        event(Op::Insert(entry), Output::Done(true), begin_ns, begin_ns + 1)
+    }
+
+    #[test]
+    fn an_entry_is_taken_once() {
+        let delete = |begin, end| event(Op::Delete(at(1.0)), Output::Done(true), begin, end);
+        judge(&[insert(at(1.0), 0), delete(10, 20)]).unwrap();
+        judge(&[insert(at(1.0), 0), insert(at(1.0), 2), delete(10, 20), delete(15, 25)]).unwrap();
+        judge(&[insert(at(1.0), 0), delete(10, 20), delete(15, 25)]).unwrap_err();
+        // The second entry comes too late for the second removal.
+        judge(&[insert(at(1.0), 0), delete(10, 20), delete(15, 25), insert(at(1.0), 30)]).unwrap_err();
+        // A move is a removal, and where it leads to the same place it brings nothing.
+        let moved = |to| event(Op::Update(at(1.0), at(to).0), Output::Done(true), 15, 25);
+        judge(&[insert(at(1.0), 0), delete(10, 20), moved(2.0)]).unwrap_err();
+        judge(&[insert(at(1.0), 0), delete(10, 20), moved(1.0)]).unwrap_err();
+        judge(&[insert(at(1.0), 0), delete(30, 40), moved(1.0)]).unwrap();
+    }
+
+    #[test]
+    fn an_answer_that_is_cut_has_all_before_its_last() {
+        let found = |query, xs: &[f64]| {
+            let entries = xs.iter().map(|&x| at(x)).collect();
+            event(Op::Find(query, 2), Output::Entries(entries), 10, 20)
+        };
+        for query in [Query::Nearest([0.0, 0.0]), Query::Intersects(Rect::EVERYTHING)] {
+            let there = [insert(at(1.0), 0), insert(at(2.0), 2), insert(at(3.0), 4)];
+            let with = |xs: &[f64]| judge(&[&there[..], &[found(query, xs)]].concat());
+            with(&[1.0, 2.0]).unwrap();
+            with(&[1.0, 3.0]).unwrap_err();
+            with(&[2.0, 3.0]).unwrap_err();
+            // It may have gone meanwhile.
+            let gone = event(Op::Delete(at(2.0)), Output::Done(true), 15, 16);
+            judge(&[&there[..], &[gone, found(query, &[1.0, 3.0])]].concat()).unwrap();
+        }
+    }
 }
