@@ -102,7 +102,8 @@ pub trait Model: 'static {
     const CACHE_BYTES: usize = 128 << 10;
 
     /// Whether an operation that fails with its fabric may leave pages behind that nobody reaches: one without locks, of which
-    /// nobody can say what became (`Error::InstallUnknown`).
+    /// nobody can say what became (`Error::InstallUnknown`). They have to be found by `leaks::free`, which asks
+    /// [`Plugin::is_leaked`].
     const MAY_LOSE_PAGES: bool = false;
 
     /// The accesses over which it works.

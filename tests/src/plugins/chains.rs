@@ -242,6 +242,17 @@ impl Plugin for Chains {
         Ok(Some(chain(access, &root, first).await?.0.iter().map(PageRef::at).collect()))
     }
 
+    async fn is_leaked<A: Access<Plugin = Self>>(access: &A, page: Link) -> Result<bool, Interrupt> {
+        let root = access.open(Start::Root).await?;
+        for set in 0..SETS {
+            let first = access.load(&[head(&root, set)]).await?[0];
+            if chain(access, &root, first).await?.0.iter().any(|it| it.link() == page) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     async fn check<A: Access<Plugin = Self>>(access: &A) -> Result<Report, Error> {
         let Context { worker, structure, .. } = access.context();
         let mut report = Report::default();
