@@ -1,4 +1,6 @@
-//! Operations in rounds: what they free they use again.
+//! Operations in rounds: what they free they use again. Another compute server holds that up now and then.
+
+use std::{fmt::Debug, future::poll_fn, pin::pin, task::Poll};
 
 use farlink_runtime::{audit, layout::CHUNK_BYTES};
 use rand::{SeedableRng, rngs::SmallRng};
@@ -16,7 +18,7 @@ const SLACK_CHUNKS: u64 = 4;
 /// Operations between two turns of maintenance.
 const SHIFT: usize = 100;
 
-/// Rounds of operations take no more memory from round to round.
+/// Rounds of operations take no more memory from round to round, and what a round has freed is free once it is over.
 ///
 /// # Panics
 /// If they do, or memory is lost.
@@ -44,10 +46,18 @@ fn rounds<M: Model>(variant: AccessVariant, seed: u64) {
     let worker = compute.worker().unwrap();
     let reached = worker.block_on(client.reach(&worker)).unwrap();
     let (mut rng, mut state) = (SmallRng::seed_from_u64(seed), M::State::default());
+    // Another one has a long operation in the first half of each round: what is freed meanwhile has to wait.
+    let other = cluster::join_manual(&scene.fabric, seed + 1).unwrap();
+    let other_worker = other.worker().unwrap();
+    let count = 4 * settings::from_env("FARLINK_KIT_OPS", 300);
     let mut warm = 0;
     for round in 0..ROUNDS {
+        let mut pin = Some(other_worker.pin());
         worker.block_on(async {
-            for number in 0..4 * settings::from_env("FARLINK_KIT_OPS", 300) {
+            for number in 0..count {
+                if number == count / 2 {
+                    pin = None;
+                }
                 let op = M::draw(&mut rng, &state);
                 let expected = M::apply(&mut state, &op);
                 let found = M::run(&op, &reached).await;
@@ -57,10 +67,15 @@ fn rounds<M: Model>(variant: AccessVariant, seed: u64) {
                 );
                 if number % SHIFT == 0 {
                     compute.maintain(&worker).await.unwrap();
+                    other_worker.drive(other.maintain(&other_worker)).await.unwrap();
                 }
             }
             reached.flush().await.unwrap();
         });
+        let is_settled = worker
+            .block_on(beside(compute.settle(&worker), || other_worker.drive(other.maintain(&other_worker))))
+            .unwrap();
+        assert!(is_settled, "{context}: what was freed in round {round} waits, and nobody needs it any more");
         let leased = worker.block_on(audit::memory(&worker)).unwrap().leased_bytes;
         if round < WARM {
             warm = leased.max(warm);
@@ -68,6 +83,22 @@ fn rounds<M: Model>(variant: AccessVariant, seed: u64) {
         let limit = (warm as f64 * GROWTH) as u64 + SLACK_CHUNKS * CHUNK_BYTES;
         assert!(leased <= limit, "{context}: {leased} bytes leased in round {round}, {warm} in the first {WARM}");
     }
-    drop((reached, worker, compute, client));
+    drop((reached, worker, compute, client, other_worker, other));
     scene.close(false);
+}
+
+/// Awaits one thing, and has another done again and again meanwhile.
+async fn beside<T, E: Debug, F: Future<Output = Result<(), E>>>(
+    it: impl Future<Output = T>,
+    again: impl Fn() -> F,
+) -> T {
+    let (mut it, mut other) = (pin!(it), Box::pin(again()));
+    poll_fn(|cx| {
+        if let Poll::Ready(done) = other.as_mut().poll(cx) {
+            done.unwrap();
+            other.set(again());
+        }
+        it.as_mut().poll(cx)
+    })
+    .await
 }
