@@ -85,7 +85,8 @@ fn run<M: Model>(profile: FabricProfile, seed: u64, drops: bool) {
 /// If it is found out of none.
 pub fn until_decided(mut is_decided: impl FnMut(usize) -> bool) {
     let tries = OPS.into_iter().position(&mut is_decided);
-    let tries = tries.expect("however short a history is, there are too many orders to find out whether it is linearizable");
+    let tries =
+        tries.expect("however short a history is, there are too many orders to find out whether it is linearizable");
     if tries > 0 {
         println!("decided: 1 of {} histories", tries + 1);
     }
@@ -204,12 +205,7 @@ pub(super) fn work<M: Model>(
     all.take()
 }
 
-async fn one<M: Model>(
-    worker: &Handle,
-    reached: &Accessed<M::Plugin>,
-    op: M::Op,
-    plan: Plan,
-) -> EventOf<M> {
+async fn one<M: Model>(worker: &Handle, reached: &Accessed<M::Plugin>, op: M::Op, plan: Plan) -> EventOf<M> {
     let drops = plan.drops && worker.random(|rng| rng.random_ratio(1, DROPPED_ONE_IN));
     let begin_ns = now_ns();
     fence(Ordering::SeqCst);

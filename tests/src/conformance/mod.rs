@@ -4,11 +4,12 @@
 //! - *model*: random operations of one worker against a sequential model;
 //! - *linearizable*: workers of several compute servers, some of whose operations are dropped in mid-flight;
 //! - *faults*: the same while requests fail;
-//! - *hostile*: every operation on damaged pages ends, and nothing panics;
-//! - *reclaim*: operations in rounds take no more memory from round to round;
+//! - *hostile*: every operation on damaged pages ends, nothing panics, and some operation has met the damage;
+//! - *reclaim*: operations in rounds take no more memory from round to round, and what a round has freed is free after it;
 //! - *processes*: compute servers in processes of their own.
 //!
-//! After each run the structure's check finds nothing, and no memory is held or lost.
+//! After each run the structure's check finds nothing, and no memory is held or lost. What several workers were answered is judged
+//! in full: that it is linearizable, or by [`Model::judge`]; where that takes too long to find out, shorter runs have to do.
 //!
 //! All is drawn from a seed, which is printed: `FARLINK_TEST_SEED` has a run again. `FARLINK_KIT_SECONDS` says how long each
 //! of these tests goes on with new seeds (.5 if not set; each is run with one seed at least), `FARLINK_KIT_OPS` how many
@@ -154,7 +155,9 @@ pub trait Model: 'static {
     fn judge(history: &[Event<Self::Op, Self::Output>]) -> Result<(), String> {
         match history.iter().find(|event| !Self::is_linearizable(&event.op)) {
             None => Ok(()),
-            Some(Event { op, .. }) => Err(format!("nobody judges {op:?}: it is not linearizable, and Model::judge is not written")),
+            Some(Event { op, .. }) => {
+                Err(format!("nobody judges {op:?}: it is not linearizable, and Model::judge is not written"))
+            }
         }
     }
 }
