@@ -1,8 +1,11 @@
 //! The conformance kit of structures that are no ordered maps.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, marker::PhantomData};
 
-use farlink_runtime::{error::Error, operation::Run, structure::StructurePlacement, worker::Handle};
+use farlink_runtime::{
+    access::*, error::Error, operation::Run, page::HEADER_WORDS, structure::StructurePlacement, wire::wire,
+    worker::Handle,
+};
 use farlink_tests::{
     conformance::{AccessVariant, Event, Model},
     plugins::{
@@ -223,5 +226,218 @@ mod unjust {
     #[test]
     fn child() {
         conformance::child::<super::Unjust>();
+    }
+}
+
+/// Empties a set, and holds up the epoch from then on.
+#[derive(Debug, Clone)]
+struct TakePinned {
+    set: u64,
+}
+
+/// Empties a set, and forgets what pages it had.
+#[derive(Debug, Clone)]
+struct TakeAndLose {
+    set: u64,
+}
+
+/// The sum of what the words of a counter's page lead to, each as a position in it; none is looked at before.
+#[derive(Debug, Clone)]
+struct Peek {
+    counter: u64,
+}
+
+wire! {
+    struct TakePinned { set }
+    struct TakeAndLose { set }
+    struct Peek { counter }
+}
+
+impl Operation for TakePinned {
+    type Output = Vec<u64>;
+    type Plugin = Chains;
+    const NAME: &'static str = "take-pinned";
+
+    fn scope(&self) {}
+
+    async fn run<A: Access<Plugin = Chains>>(&self, access: &A, from: Start) -> Result<Vec<u64>, Interrupt> {
+        std::mem::forget(access.context().worker.pin());
+        Take { set: self.set }.run(access, from).await
+    }
+}
+
+impl Operation for TakeAndLose {
+    type Output = Vec<u64>;
+    type Plugin = Chains;
+    const NAME: &'static str = "take-and-lose";
+
+    fn scope(&self) {}
+
+    async fn run<A: Access<Plugin = Chains>>(&self, access: &A, from: Start) -> Result<Vec<u64>, Interrupt> {
+        let root = access.open(from).await?;
+        let word = WordPtr { page: root.link(), index: HEADER_WORDS + self.set as usize };
+        let old = access.load(&[word]).await?[0];
+        if old == 0 || old & EMPTY != 0 {
+            return Ok(Vec::new());
+        }
+        let values = Values { set: self.set }.run(access, Start::Root).await?;
+        let to = EMPTY | access.context().worker.random(RngExt::random::<u64>) >> 2;
+        let swap = Swap { word, old, to, found_by: Some([self.set, 0]) };
+        access.install(vec![], |_| (), swap, vec![]).await?.map(|()| values).map_err(|_| Interrupt::conflict())
+    }
+}
+
+/// Of the heads of empty sets.
+const EMPTY: u64 = 1 << 62;
+
+impl Operation for Peek {
+    type Output = u64;
+    type Plugin = Mixed;
+    const NAME: &'static str = "peek";
+    const READS_ONLY: bool = true;
+
+    fn scope(&self) {}
+
+    async fn run<A: Access<Plugin = Mixed>>(&self, access: &A, from: Start) -> Result<u64, Interrupt> {
+        let root = access.open(from).await?;
+        let (child, _) = mixed::place(self.counter);
+        let link = root.read(|words| Link::from_word(words.word(HEADER_WORDS + child)))?;
+        let page = access.follow(&root, link, Hint::DOWN).await?;
+        page.read(|words| {
+            let at = |index: usize| words.word(HEADER_WORDS.wrapping_add(words.word(index) as usize));
+            (HEADER_WORDS..words.count()).fold(0, |sum: u64, index| sum.wrapping_add(at(index)))
+        })
+    }
+}
+
+/// What is wrong with [`Sets`] of this kind.
+trait Fault: 'static {
+    /// The operation that does it.
+    async fn take(set: u64, on: &impl Run<Plugin = Chains>) -> Result<Vec<u64>, Error>;
+}
+
+struct Pins;
+
+impl Fault for Pins {
+    async fn take(set: u64, on: &impl Run<Plugin = Chains>) -> Result<Vec<u64>, Error> {
+        on.execute(&TakePinned { set }).await
+    }
+}
+
+struct Loses;
+
+impl Fault for Loses {
+    async fn take(set: u64, on: &impl Run<Plugin = Chains>) -> Result<Vec<u64>, Error> {
+        on.execute(&TakeAndLose { set }).await
+    }
+}
+
+/// Sets with a fault.
+struct Faulty<F>(PhantomData<F>);
+
+impl<F: Fault> Model for Faulty<F> {
+    type Plugin = Chains;
+    type Op = SetOp;
+    type Output = Vec<u64>;
+    type State = BTreeMap<u64, Vec<u64>>;
+
+    const MAY_LOSE_PAGES: bool = true;
+
+    fn variants() -> Vec<AccessVariant> {
+        vec![AccessVariant::OneSided]
+    }
+
+    fn draw(rng: &mut SmallRng, state: &Self::State) -> SetOp {
+        Sets::draw(rng, state)
+    }
+
+    fn apply(state: &mut Self::State, op: &SetOp) -> Vec<u64> {
+        Sets::apply(state, op)
+    }
+
+    fn object(op: &SetOp) -> Option<u64> {
+        Sets::object(op)
+    }
+
+    fn looks() -> Vec<SetOp> {
+        Sets::looks()
+    }
+
+    async fn run(op: &SetOp, on: &impl Run<Plugin = Chains>) -> Result<Vec<u64>, Error> {
+        match op {
+            SetOp::Take(take) => F::take(take.set, on).await,
+            _ => Sets::run(op, on).await,
+        }
+    }
+
+    async fn create(worker: &Handle, name: &str, placement: StructurePlacement) -> Result<(), Error> {
+        Sets::create(worker, name, placement).await
+    }
+}
+
+/// Pages in which nothing is checked, in an owner's cache.
+struct Unchecked;
+
+impl Model for Unchecked {
+    type Plugin = Mixed;
+    type Op = u64;
+    type Output = u64;
+    type State = ();
+
+    const CACHE_BYTES: usize = 1 << 20;
+
+    fn variants() -> Vec<AccessVariant> {
+        vec![AccessVariant::Owned]
+    }
+
+    fn draw(rng: &mut SmallRng, _state: &()) -> u64 {
+        rng.random_range(0..COUNTERS)
+    }
+
+    fn apply(_state: &mut (), _op: &u64) -> u64 {
+        0
+    }
+
+    fn looks() -> Vec<u64> {
+        (0..COUNTERS).collect()
+    }
+
+    async fn run(&counter: &u64, on: &impl Run<Plugin = Mixed>) -> Result<u64, Error> {
+        on.execute(&Peek { counter }).await
+    }
+
+    async fn create(worker: &Handle, name: &str, placement: StructurePlacement) -> Result<(), Error> {
+        Counters::create(worker, name, placement).await
+    }
+}
+
+mod caught {
+    use farlink_tests::conformance;
+
+    use super::{Faulty, Loses, Pins, Unchecked};
+
+    #[test]
+    #[should_panic(expected = "waits, and nobody needs it any more")]
+    fn that_nothing_is_ever_free_again() {
+        conformance::reclaim::<Faulty<Pins>>();
+    }
+
+    #[test]
+    #[should_panic(expected = "leaked: [")]
+    fn that_pages_are_lost() {
+        conformance::linearizable::<Faulty<Loses>>();
+    }
+
+    /// Where requests fail that may be: then they have to be found.
+    #[test]
+    fn pages_that_may_be_lost_are_found() {
+        conformance::faults::<Faulty<Loses>>();
+    }
+
+    #[test]
+    #[should_panic(expected = "index out of bounds")]
+    fn that_an_owner_believes_what_it_reads() {
+        // One seed may miss it.
+        (0..20).for_each(|_| conformance::hostile::<Unchecked>());
     }
 }

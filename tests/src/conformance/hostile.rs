@@ -10,15 +10,16 @@ use std::{
 };
 
 use farlink_runtime::{
+    error::Error,
     lock::{LockState, LockWord},
     one_sided::{OneSided, Proof},
     page::{self, CHECKSUM, HEADER_WORDS, IDENTITY, Identity, LOCK, SizeClass},
     ptr::{Link, RemotePtr},
-    worker::Worker,
+    worker::{Handle, Worker},
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng, seq::IndexedRandom};
 
-use super::{AccessVariant, Model, scene::Scene, variants, variants::Accessed, with_seeds};
+use super::{AccessVariant, Model, scene::Scene, variants, with_seeds};
 use crate::{
     backend::FabricProfile,
     bounded::{self, Bound},
@@ -31,8 +32,9 @@ use crate::{
 const ENDLESS: Bound = Bound { reads_max: 1_500_000, turns_max: 20_000_000 };
 /// Operations before the damage.
 const BEFORE: usize = 150;
-/// Pages that are damaged one after another, and operations after each.
+/// Pages that are damaged one after another, and more of them as long as no operation has met anything; operations after each.
 const HARMS: usize = 6;
+const HARMS_MAX: usize = 60;
 const AFTER: usize = 12;
 
 /// Every operation on damaged pages ends, over some accesses.
@@ -58,16 +60,16 @@ pub fn hostile<M: Model>() {
 fn run<M: Model>(variant: AccessVariant, seed: u64) {
     let scene = Scene::<M>::new(variant, FabricProfile::Fast, seed);
     let context = scene.context.clone();
-    let client = scene.client(false);
     let compute = cluster::join_manual(&scene.fabric, seed).unwrap();
     let worker = bounded::worker(&compute).unwrap();
-    let reached = Rc::new(bounded::block_on(&worker, client.reach(&worker)).unwrap());
     let (mut rng, mut state) = (SmallRng::seed_from_u64(seed), M::State::default());
     bounded::block_on(&worker, async {
+        let client = scene.client(false);
+        let reached = client.reach(&worker).await.unwrap();
         for _ in 0..BEFORE {
             let op = M::draw(&mut rng, &state);
             M::apply(&mut state, &op);
-            M::run(&op, &*reached).await.unwrap_or_else(|error| panic!("{context}: {op:?}: {error}"));
+            M::run(&op, &reached).await.unwrap_or_else(|error| panic!("{context}: {op:?}: {error}"));
         }
         reached.flush().await.unwrap();
     });
@@ -78,32 +80,52 @@ fn run<M: Model>(variant: AccessVariant, seed: u64) {
         })
         .collect();
     assert!(!pages.is_empty(), "{context}: no pages");
-    for _ in 0..HARMS {
+    let (mut harms, mut met) = (0, 0);
+    while harms < HARMS || met == 0 && harms < HARMS_MAX {
+        harms += 1;
+        // What was owned is not any more.
+        bounded::block_on(&worker, compute.maintain(&worker)).unwrap();
         let harm = harm(&direct, &pages, compute.owner(), &mut rng);
+        let context = format!("{context}, {harm}");
+        // With a cache of its own: what was cached before the damage would hide it.
+        let (client, handle) = (Rc::new(scene.client(false)), Handle::clone(&worker));
+        let reach = async move { client.reach(&handle).await.map(Rc::new) };
+        let Ok(reached) = ends(&worker, "to reach it", &context, reach) else { continue };
         for _ in 0..AFTER {
             let op = M::draw(&mut rng, &state);
             M::apply(&mut state, &op);
-            ends::<M>(&worker, &reached, op, &format!("{context}, {harm}"));
+            let (before, what) = (worker.counters(), format!("{op:?}"));
+            let run = {
+                let reached = Rc::clone(&reached);
+                async move { M::run(&op, &*reached).await.map(drop) }
+            };
+            let outcome = ends(&worker, &what, &context, run);
+            let cost = worker.counters() - before;
+            met += usize::from(outcome.is_err() || cost.torn_reads + cost.stale_pages > 0);
         }
+        let _ = ends(&worker, "to flush", &context, async move { reached.flush().await });
     }
+    assert!(met > 0, "{context}: in {harms} damaged pages no operation has met anything");
     let one_sided = OneSided::<M::Plugin>::new(&worker, scene.structure().clone(), Proof::Checksum);
     let check = async move { <M::Plugin as farlink_runtime::access::Plugin>::check(&one_sided).await.map(drop) };
     let checked = bounded::run(&worker, ENDLESS, check);
     checked.map(drop).unwrap_or_else(|endless| panic!("{context}: check: {endless}"));
 }
 
-/// Runs one operation; how it ends does not matter, but that it does.
-fn ends<M: Model>(worker: &Worker, reached: &Rc<Accessed<M::Plugin>>, op: M::Op, context: &str) {
-    let (reached, what) = (Rc::clone(reached), format!("{op:?}"));
-    let run = async move { M::run(&op, &*reached).await.map(drop) };
-    let ended = catch_unwind(AssertUnwindSafe(|| bounded::run(worker, ENDLESS, run)));
-    match ended {
+/// Runs something to its end; how that comes does not matter.
+fn ends<T: 'static>(
+    worker: &Worker,
+    what: &str,
+    context: &str,
+    run: impl Future<Output = Result<T, Error>> + 'static,
+) -> Result<T, Error> {
+    match catch_unwind(AssertUnwindSafe(|| bounded::run(worker, ENDLESS, run))) {
         Err(panic) => {
             println!("{context}: {what} panicked");
             resume_unwind(panic);
         }
         Ok(Err(endless)) => panic!("{context}: {what}: {endless}"),
-        Ok(Ok(_)) => {}
+        Ok(Ok(outcome)) => outcome,
     }
 }
 
