@@ -1,6 +1,6 @@
 //! The conformance kit of structures that are no ordered maps.
 
-use std::{collections::BTreeMap, marker::PhantomData};
+use std::{collections::BTreeMap, future::pending, marker::PhantomData};
 
 use farlink_runtime::{
     access::*, error::Error, operation::Run, page::HEADER_WORDS, structure::StructurePlacement, wire::wire,
@@ -229,7 +229,7 @@ mod unjust {
     }
 }
 
-/// Empties a set, and holds up the epoch from then on.
+/// Empties a set, and holds up the epoch until its worker ends.
 #[derive(Debug, Clone)]
 struct TakePinned {
     set: u64,
@@ -261,7 +261,12 @@ impl Operation for TakePinned {
     fn scope(&self) {}
 
     async fn run<A: Access<Plugin = Chains>>(&self, access: &A, from: Start) -> Result<Vec<u64>, Interrupt> {
-        std::mem::forget(access.context().worker.pin());
+        let worker = &access.context().worker;
+        let pin = worker.pin();
+        drop(worker.spawn(async move {
+            pending::<()>().await;
+            drop(pin);
+        }));
         Take { set: self.set }.run(access, from).await
     }
 }
