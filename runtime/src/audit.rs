@@ -135,11 +135,11 @@ pub(crate) fn is_live(at: RemotePtr, header: &[u64], structure: StructureId) -> 
     is_in_use(at, header) && Identity::from_word(header[IDENTITY]).is_some_and(|id| id.structure == structure)
 }
 
-/// Whether these are the first words of a page that was not written to its end: unlocked, and of no address. Nothing leads to it, for that
-/// is written later.
+/// Whether these are the first words of a page that was not written to its end: unlocked, and of no address or no identity. Nothing leads
+/// to it, for that is written later.
 pub(crate) fn is_half_written(at: RemotePtr, header: &[u64]) -> bool {
     let is_unlocked = header[LOCK] != 0 && LockWord::from_word(header[LOCK]).state() == LockState::Unlocked;
-    is_unlocked && header[SELF] != at.raw()
+    is_unlocked && (header[SELF] != at.raw() || Identity::from_word(header[IDENTITY]).is_none())
 }
 
 fn is_in_use(at: RemotePtr, header: &[u64]) -> bool {
