@@ -139,7 +139,8 @@ pub(crate) fn is_live(at: RemotePtr, header: &[u64], structure: StructureId) -> 
 /// to it, for that is written later.
 pub(crate) fn is_half_written(at: RemotePtr, header: &[u64]) -> bool {
     let is_unlocked = header[LOCK] != 0 && LockWord::from_word(header[LOCK]).state() == LockState::Unlocked;
-    is_unlocked && (header[SELF] != at.raw() || Identity::from_word(header[IDENTITY]).is_none())
+    let is_named = header[IDENTITY] != 0 && Identity::from_word(header[IDENTITY]).is_some();
+    is_unlocked && (header[SELF] != at.raw() || !is_named)
 }
 
 fn is_in_use(at: RemotePtr, header: &[u64]) -> bool {

@@ -20,7 +20,7 @@ use farlink_runtime::{
         faulty::{FaultKinds, FaultOptions, FaultyFabric},
     },
     one_sided::Proof,
-    page::SizeClass,
+    page::{SELF, SizeClass},
     pages::allocate,
     structure::{Placement, StructurePlacement},
     worker::Worker,
@@ -127,6 +127,10 @@ fn a_page_of_which_only_the_lock_word_has_arrived_is_found() {
         for class in [SizeClass::SMALLEST, SizeClass::of_bytes(256).unwrap()] {
             let page = worker.block_on(allocate(worker, class, Placement::RoundRobin)).unwrap();
             worker.block_on(worker.write_word(page.at(), page.first_lock().word())).unwrap();
+            // Of one its address, too.
+            if class == SizeClass::SMALLEST {
+                worker.block_on(worker.write_word(page.at().word(SELF), page.at().raw())).unwrap();
+            }
             page.publish();
         }
     })
