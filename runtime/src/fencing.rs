@@ -173,7 +173,7 @@ pub async fn end_own(worker: &Handle, server: ServerId, waited: Duration) -> Res
 /// If the memory server is lost, and its memory with it; if this compute server was taken for dead: others have done this.
 /// [`Error::ServerStalled`] if something is still under way.
 pub async fn end_sent(worker: &Handle, server: ServerId, waited: Duration) -> Result<(), Box<Error>> {
-    let until_ns = worker.clock().now_ns() + waited.as_nanos() as u64;
+    let until_ns = worker.clock().now_ns().saturating_add(u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX));
     let own = Sender::of(worker);
     let slot = own.slot as usize;
     let has_slot = async || Ok(worker.load(layout::slot_at(slot)).await? == u64::from(own.owner.incarnation()));

@@ -388,7 +388,9 @@ pub(crate) async fn give_back(worker: &Handle, mut pages: Vec<FreePage>) -> Resu
         (geometry, chunk, index)
     };
     let mut failure = Ok(());
-    for run in pages.chunk_by(|a, b| a.at.server() == b.at.server() && place(a).1 == place(b).1) {
+    let is_together =
+        |a: &FreePage, b: &FreePage| (a.at.server(), a.class, place(a).1) == (b.at.server(), b.class, place(b).1);
+    for run in pages.chunk_by(is_together) {
         let (geometry, chunk, _) = place(&run[0]);
         let indices: Vec<usize> = run.iter().map(|page| place(page).2).collect();
         if let Err(error) = give_back_to(worker, geometry, chunk, run[0].class, &indices).await {

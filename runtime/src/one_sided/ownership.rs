@@ -40,6 +40,8 @@ use crate::{
 
 /// So long a claim waits for others to give up what they do not use any more: maintenance does that, by turns of 32 ms at most.
 const WAIT_MAX_NS: u64 = 250_000_000;
+/// Who waits looks so often, at least.
+const LOOKS_MIN: u64 = 100;
 
 /// A descriptor page, as a structure of its own.
 #[derive(Debug, Clone, Copy, Default)]
@@ -414,13 +416,16 @@ impl Resting {
     /// # Errors
     /// [`Error::HasWriter`] if they go on for a quarter of a second: nobody may be driving them.
     async fn rest(&self, worker: &Handle, structure: &Structure) -> Result<(), Error> {
-        let until_ns = worker.clock().now_ns() + WAIT_MAX_NS;
+        let (mut seen_ns, mut waited_ns) = (worker.clock().now_ns(), 0);
         let mut attempt = 0;
         for tenure in &self.0 {
             tenure.gate().shut();
         }
         while !self.0.iter().all(|tenure| tenure.gate().is_empty()) {
-            if worker.clock().now_ns() >= until_ns {
+            let now_ns = worker.clock().now_ns();
+            // Whoever was stopped itself has not waited meanwhile, nor let the others go on.
+            waited_ns += now_ns.saturating_sub(std::mem::replace(&mut seen_ns, now_ns)).min(WAIT_MAX_NS / LOOKS_MIN);
+            if waited_ns >= WAIT_MAX_NS {
                 return Err(Error::HasWriter { name: structure.name.clone(), writer: worker.owner() });
             }
             worker.back_off(attempt).await;
