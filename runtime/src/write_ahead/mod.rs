@@ -206,6 +206,7 @@ impl From<&Error> for Failure {
                 Self::ServerLost { server: *server, address: address.clone(), why: why.clone() }
             }
             Error::Fabric(fabric::Error::TakenForDead { owner }) => Self::TakenForDead(*owner),
+            Error::NotRecorded { why } => Self::Other(why.clone()),
             error => Self::Other(error.to_string()),
         }
     }
