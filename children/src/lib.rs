@@ -275,7 +275,10 @@ impl Child {
     }
 
     fn wait(&mut self) -> anyhow::Result<ExitStatus> {
-        await_end(self.process.id());
+        // Once waited for, the number may be another child's.
+        if !self.is_reaped {
+            await_end(self.process.id());
+        }
         let mut running = running();
         let status = self.process.wait().with_context(|| format!("cannot wait for {}", self.name))?;
         self.forget(&mut running);

@@ -79,19 +79,17 @@ impl Drop for Scratch {
     }
 }
 
-/// Whether nobody holds the lock of a folder, or it has had none for long.
+/// Whether nobody holds the lock of a folder. One whose lock is not named yet, or is none, is somebody's who makes it, unless it is old.
 fn is_abandoned(folder: &Path) -> bool {
-    let lock = [LOCK_NAME, NEW_LOCK_NAME].iter().find_map(|name| {
-        let opened = OpenOptions::new().write(true).open(folder.join(name));
-        opened.map_or_else(|error| (error.kind() != io::ErrorKind::NotFound).then_some(None), |lock| Some(Some(lock)))
-    });
-    match lock {
-        Some(lock) => lock.is_some_and(|lock| lock.try_lock().is_ok()),
-        None => {
-            let made = fs::metadata(folder).and_then(|folder| folder.modified());
-            made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age > UNLOCKED_MAX))
-        }
-    }
+    let is_free = |name| match OpenOptions::new().write(true).open(folder.join(name)) {
+        Ok(lock) => Some(lock.try_lock().is_ok()),
+        Err(error) => (error.kind() != io::ErrorKind::NotFound).then_some(false),
+    };
+    is_free(LOCK_NAME).unwrap_or_else(|| {
+        let made = fs::metadata(folder).and_then(|folder| folder.modified());
+        let is_old = made.is_ok_and(|made| made.elapsed().is_ok_and(|age| age > UNLOCKED_MAX));
+        is_old && is_free(NEW_LOCK_NAME).unwrap_or(true)
+    })
 }
 
 /// Removes folders whose run is gone. Errors do not matter: what cannot be removed now may be removed next time.
@@ -152,8 +150,12 @@ mod tests {
         let lock = File::create(locked.join(NEW_LOCK_NAME)).unwrap();
         lock.try_lock().unwrap();
         File::open(&locked).unwrap().set_modified(SystemTime::now() - UNLOCKED_MAX * 2).unwrap();
+        // Another one is about to lock it.
+        let unlocked = make("unlocked", Duration::ZERO);
+        File::create(unlocked.join(NEW_LOCK_NAME)).unwrap();
         let _scratch = Scratch::inside(parent.path()).unwrap();
-        assert_eq!((old.exists(), new.exists(), locked.exists()), (false, true, true));
+        let all = [old, new, locked, unlocked].map(|folder| folder.exists());
+        assert_eq!(all, [false, true, true, true]);
     }
 
     #[test]

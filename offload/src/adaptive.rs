@@ -102,11 +102,12 @@ impl<A: Run> Adaptive<A> {
     async fn shipped<O: Operation<Plugin = A::Plugin>>(&self, operation: &O) -> Result<Option<O::Output>, Error> {
         let chooser = &self.0.chooser;
         let (server, clock) = (self.structure().root.server(), self.shipper().worker().clock());
+        let mut start_ns = clock.now_ns();
         // To open a connection is no part of what a message takes.
         if let Err(error) = self.shipper().connect(server).await {
-            return chooser.undone::<O>(server, error).map(|()| None);
+            return chooser.undone::<O>(server, 0, start_ns, error).map(|()| None);
         }
-        let start_ns = clock.now_ns();
+        start_ns = clock.now_ns();
         match self.shipper().ship(operation, From::Root).await {
             Ok(Answer::Done(shipped)) => {
                 chooser.done::<O>(server, start_ns);
@@ -120,7 +121,7 @@ impl<A: Run> Adaptive<A> {
                 Ok(None)
             }
             Ok(Answer::GoOn(_)) => Ok(None),
-            Err(error) => chooser.undone::<O>(server, error).map(|()| None),
+            Err(error) => chooser.undone::<O>(server, 0, start_ns, error).map(|()| None),
         }
     }
 

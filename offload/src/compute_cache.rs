@@ -17,7 +17,7 @@ use farlink_runtime::{
     partition::Part,
     versioned::Versioned,
     worker::Handle,
-    write_ahead::Log,
+    write_ahead::{Log, Reserve},
 };
 
 use crate::{
@@ -239,13 +239,10 @@ impl<P: Plugin> ComputeCache<P> {
             worker.back_off(attempt).await;
             attempt += 1;
         };
+        // First: whoever owns something can write it back.
+        let reserve = Reserve::make(worker).await?;
         let tenure = ownership::claim::<P>(worker, structure, region, waits).await?;
-        let log = Log::new(worker, structure.id, tenure, self.log_bytes());
-        if let Err(error) = log.make_reserve(worker).await {
-            log.wipe(worker).await?;
-            ownership::give_up(worker, structure, log.tenure()).await?;
-            return Err(error);
-        }
+        let log = Log::new(worker, structure.id, tenure, self.log_bytes(), reserve);
         self.regions.update(|regions| {
             regions.owned = vec![region.clone()];
             true

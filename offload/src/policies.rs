@@ -220,11 +220,17 @@ impl<P: Plugin> Chooser<P> {
         self.policies.borrow_mut().of(Code::of::<O>()).done_here(server, level, took_ns);
     }
 
-    /// An operation could not be shipped. If it has had no effect, it is to be done here.
+    /// An operation could not be shipped, of which that began at `start_ns`. If it has had no effect, it is to be done here.
     ///
     /// # Errors
     /// The error, if it may have had one.
-    pub(crate) fn undone<O: Operation>(&self, server: ServerId, error: Error) -> Result<(), Error> {
+    pub(crate) fn undone<O: Operation>(
+        &self,
+        server: ServerId,
+        level: u8,
+        start_ns: u64,
+        error: Error,
+    ) -> Result<(), Error> {
         match error {
             Error::Fabric(FabricError::ServerMissing { .. }) | Error::UnknownOperation { .. } => {
                 tracing::warn!(%server, %error, "no operations are shipped there any more");
@@ -234,6 +240,7 @@ impl<P: Plugin> Chooser<P> {
             // It may be that the memory server cannot begin anything now: it does not join the cluster, or gets no memory.
             Error::OnServer { .. } | Error::OutOfMemory { .. } if O::READS_ONLY => {
                 tracing::debug!(%server, %error, "an operation that only reads is done here instead");
+                self.came_back::<O>(server, level, start_ns);
                 Ok(())
             }
             Error::Messaging(MessagingError::OutcomeUnknown { .. }) if O::READS_ONLY => {

@@ -125,7 +125,7 @@ pub enum Error {
 
     /// A memory server carries out no change of this compute server's any more.
     #[error(
-        "memory server {server} carries out no changes of this compute server, which fenced itself off there when it became an owner; nothing was changed; make the change here, or join the cluster anew"
+        "memory server {server} carries out no changes of this compute server, which fenced itself off there to become an owner; nothing was changed; make the change here, or join the cluster anew"
     )]
     FencedOff {
         /// The memory server.

@@ -16,7 +16,7 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 use crate::{
     access::{Access, Context, Plugin},
-    audit,
+    audit, catalog,
     compute::round,
     error::Error,
     free_pages::Unlinked,
@@ -25,6 +25,7 @@ use crate::{
     page::{HEADER_WORDS, LOCK},
     pages::{ChunkState, directory},
     ptr::Link,
+    recovery::sweep,
     sync::Ordering,
     worker::Handle,
 };
@@ -107,14 +108,16 @@ async fn doubt<A: Access>(
     if !pass(worker, || over.load(Ordering::Acquire)).await? {
         return Ok(None);
     }
-    let judged = stream::iter(suspects).map(|suspect| is_leaked(access, suspect)).buffer_unordered(IN_FLIGHT);
+    // What a log of a dead owner would still write to its end is written then.
+    let is_swept = matches!(sweep(worker, catalog::free_unfinished).await, Ok(0));
+    let judged = stream::iter(suspects).map(|suspect| is_leaked(access, suspect, is_swept)).buffer_unordered(IN_FLIGHT);
     let leaked: Vec<Unlinked> = judged.try_filter_map(|leaked| ready(Ok(leaked))).try_collect().await?;
     worker.compute().pages.doubt(leaked.iter().copied());
     Ok(Some(leaked))
 }
 
 /// The page, if it is still that one and nothing leads to it.
-async fn is_leaked<A: Access>(access: &A, page: Unlinked) -> Result<Option<Unlinked>, Error> {
+async fn is_leaked<A: Access>(access: &A, page: Unlinked, is_swept: bool) -> Result<Option<Unlinked>, Error> {
     let Context { worker, structure, .. } = access.context();
     let _pin = worker.pin();
     let mut restarts = Restarts::from_root(structure.root);
@@ -126,7 +129,7 @@ async fn is_leaked<A: Access>(access: &A, page: Unlinked) -> Result<Option<Unlin
         }
         // Whoever had begun to write it would have ended by now.
         if audit::is_half_written(page.at, &header) {
-            return Ok(true);
+            return Ok(is_swept);
         }
         let is_ours = audit::is_live(page.at, &header, structure.id);
         Ok(is_ours && A::Plugin::is_leaked(access, Link::to(page.at, page.class)).await?)

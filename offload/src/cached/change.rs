@@ -4,8 +4,8 @@ use farlink_runtime::{redo::RING_CLASS, write_ahead::Log};
 
 use super::*;
 
-/// How often the older half of a log is written back for a change, where memory is full.
-const SHORTENED_MAX: usize = 4;
+/// How often the older half of a log is written back for a change, where memory is full. Others record more meanwhile.
+const SHORTENED_MAX: usize = 16;
 
 impl<P: Plugin> Cached<P> {
     /// [`Access::change`], which is called with many functions, and is long: compiled once.
@@ -14,16 +14,18 @@ impl<P: Plugin> Cached<P> {
         pages: Pages<CachedPage<'a, P>>,
         f: &mut dyn FnMut(&mut CachedPages<'a>),
     ) -> Result<Pages<CachedPage<'a, P>>, Interrupt> {
+        let (old, new) = pages.into_parts();
+        let mut old: SmallVec<[_; 2]> = old.collect();
         if let Some(log) = self.cache.store().log()
             && !log.has_room()
         {
-            Box::pin(self.make_room(log)).await?;
+            let links = old.iter().map(|(page, _)| page.link()).chain(new.iter().map(NewPage::link));
+            let words = links.filter_map(|link| Some(link.remote()?.1.words())).sum();
+            Box::pin(self.make_room(log, words)).await?;
         }
         // Until all of it is done: also by tasks that go on when this is dropped.
         let passage = self.cache.store().begin_change()?;
         let structure = self.context().structure.id;
-        let (old, new) = pages.into_parts();
-        let mut old: SmallVec<[_; 2]> = old.collect();
         if let ([(page, Role::Current)], true) = (&*old, new.is_empty())
             && self.overlap_of(page)? == Overlap::Inside
             && let Some((page, _)) = old.pop()
@@ -125,34 +127,35 @@ impl<P: Plugin> Cached<P> {
 
     /// Has the log admit a change. Where memory is full, writes back pages that its oldest records are about, or waits for who does.
     #[cold]
-    async fn make_room(&self, log: &Log) -> Result<(), Error> {
-        let mut attempt = 0;
-        while !log.admit(self.worker()).await? {
-            if !log.shorten() {
-                self.worker().back_off(attempt).await;
-                attempt += 1;
-                continue;
-            }
-            let (cache, log, worker) = (self.cache.clone(), log.clone(), self.worker().clone());
-            let shortening = async move {
-                let mut outcome = Ok(log.make_reserve(&worker).await.is_ok());
-                for _ in 0..SHORTENED_MAX {
-                    if !matches!(outcome, Ok(false)) {
-                        break;
-                    }
-                    // One at a time: there is room for few images.
-                    for page in log.oldest_pages() {
-                        if let Err(error) = cache.flush_each([page_id(page)]).await {
-                            tracing::debug!(%error, "a page in an owner's log was not written back");
+    async fn make_room(&self, log: &Log, words: usize) -> Result<(), Interrupt> {
+        let (mut attempt, mut shortened) = (0, 0);
+        while !log.admit(self.worker(), words).await? {
+            self.cache.store().require_tenure()?;
+            match log.shorten() {
+                Some(_) if shortened == SHORTENED_MAX => return Err(Error::OutOfMemory { class: RING_CLASS }.into()),
+                Some(shortening) => {
+                    let (cache, log, worker) = (self.cache.clone(), log.clone(), self.worker().clone());
+                    let writing = async move {
+                        if log.make_reserve(&worker).await.is_ok() {
+                            return;
                         }
-                    }
-                    outcome = log.admit(&worker).await;
+                        // One at a time: there is room for few images.
+                        let is_written = |page: &Link| !cache.store().known().unlocking.contains(*page);
+                        for page in log.oldest_pages().into_iter().filter(is_written) {
+                            if let Err(error) = cache.flush_each([page_id(page)]).await {
+                                tracing::debug!(%error, "a page in an owner's log was not written back");
+                            }
+                        }
+                        drop(shortening);
+                    };
+                    self.worker().spawn_to_end(writing).await;
+                    shortened += 1;
                 }
-                log.is_shortened();
-                outcome
-            };
-            let has_room = self.worker().spawn_to_end(shortening).await?;
-            return if has_room { Ok(()) } else { Err(Error::OutOfMemory { class: RING_CLASS }) };
+                None => {
+                    self.worker().back_off(attempt).await;
+                    attempt += 1;
+                }
+            }
         }
         Ok(())
     }
@@ -172,14 +175,16 @@ impl<P: Plugin> Cached<P> {
                 }
             }));
         }
-        if chores.shorten {
+        if chores.shorten
+            && let Some(shortening) = log.shorten()
+        {
             let (cache, store) = (self.cache.clone(), store.clone());
             drop(self.worker().spawn_to_end(async move {
                 let Some(log) = store.log() else { return };
                 if let Err(error) = cache.flush_each(log.oldest_pages().into_iter().map(page_id)).await {
                     tracing::debug!(%error, "pages in an owner's log were not written back");
                 }
-                log.is_shortened();
+                drop(shortening);
             }));
         }
     }

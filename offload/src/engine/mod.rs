@@ -211,11 +211,13 @@ impl<P: Plugin> Shared<P> {
         };
         let Some((at, _)) = page.remote() else { return Ok(None) };
         let Some(owned) = self.cached.region_of(&operation.scope()) else { return Ok(None) };
+        let clock = self.cached.worker().clock();
+        let mut start_ns = clock.now_ns();
         // To open a connection is no part of what a message takes.
         if let Err(error) = self.chooser.shipper.connect(at.server()).await {
-            return self.chooser.undone::<O>(at.server(), error).map(|()| None);
+            return self.chooser.undone::<O>(at.server(), level, start_ns, error).map(|()| None);
         }
-        let start_ns = self.cached.worker().clock().now_ns();
+        start_ns = clock.now_ns();
         let answer = self.chooser.shipper.ship(operation, From::Page { page, level, owned: &owned }).await;
         match answer {
             Ok(Answer::Done(Shipped { output, changed, path, beside, .. })) => {
@@ -235,7 +237,7 @@ impl<P: Plugin> Shared<P> {
                 Ok(None)
             }
             Ok(Answer::GoOn(_)) => Ok(None),
-            Err(error) => match self.chooser.undone::<O>(at.server(), error) {
+            Err(error) => match self.chooser.undone::<O>(at.server(), level, start_ns, error) {
                 Ok(()) => Ok(None),
                 Err(error) => {
                     let waited = match error {

@@ -379,11 +379,13 @@ async fn enter(
                 // Its owner is the only one to change a structure, in the same process, too.
                 writers.0.extend(tenures.extract_if(.., |tenure| tenure.is_shared()));
                 writers.rest(&handle, &structure).await?;
-                settle(&handle, &structure).await?;
             }
             let mut parts: Vec<Part> = tenures.iter().flat_map(|tenure| tenure.parts()).collect();
             let ours: Vec<MapEntry> = entries_of(&handle, &parts).collect();
             wish.fits(&ours, handle.owner())?;
+            if part != Part::Shared {
+                settle(&handle, &structure).await?;
+            }
             let kept = parts.clone();
             parts.push(part.clone());
             match publish(&handle, &structure, &parts, Kept::Only(&kept), &wish).await {

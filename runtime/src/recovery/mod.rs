@@ -31,7 +31,7 @@ use crate::{
     fencing,
     layout::{self, CHUNK_BYTES, Geometry},
     lock::{LockState, LockWord, OwnerId},
-    page::{self, Identity, LOCK, SizeClass, StructureId},
+    page::{self, CHECKSUM, HEADER_WORDS, Identity, LOCK, SizeClass, StructureId},
     pages::{self, ChunkState, FreePage, allocate},
     ptr::{RemotePtr, ServerId},
     redo::{
@@ -90,7 +90,10 @@ async fn all_rings(worker: &Handle, geometry: &Geometry) -> Result<Vec<(RemotePt
         let reads: Vec<_> = pages.map(|at| (at, worker.read(at, RING_FIRST))).collect();
         for (at, read) in reads {
             let words = read.await?;
-            let is_in_use = LockWord::from_word(words[LOCK]).state() == LockState::Unlocked;
+            let lock = LockWord::from_word(words[LOCK]);
+            // Not while somebody makes something else of it.
+            let is_whole = words[CHECKSUM] == page::checksum(&words[..HEADER_WORDS], lock.version());
+            let is_in_use = lock.state() == LockState::Unlocked && is_whole;
             let owner = OwnerId::new(words[RING_OWNER]).filter(|&owner| is_in_use && is_ring_of(&words, at, owner));
             rings.extend(owner.map(|owner| (at, owner)));
         }
@@ -385,16 +388,23 @@ async fn finish(
 ) -> Result<usize, Error> {
     let holders = RefCell::new(BTreeSet::new());
     let named: Vec<_> = dead.iter().map(|&(slot, owner)| (Some(slot), owner)).collect();
-    let with_slot = finish_those(worker, &named, &free_unfinished, &holders).await;
+    let mut slots = Vec::new();
+    let with_slot = finish_those(worker, &named, &free_unfinished, &holders, &mut slots).await;
     let displaced = displaced(worker, holders.take()).await?;
     let without = match &displaced[..] {
         [] => Ok(0),
         displaced => {
             tracing::info!(owners = ?displaced, "others have the slots of compute servers that have left something");
             let displaced: Vec<_> = displaced.iter().map(|&owner| (None, owner)).collect();
-            finish_those(worker, &displaced, &free_unfinished, &holders).await
+            finish_those(worker, &displaced, &free_unfinished, &holders, &mut Vec::new()).await
         }
     };
+    // Those with slots may have taken them from the others: while they have them, whoever comes next finds both.
+    if matches!(without, Ok(0)) {
+        for &(slot, owner) in &slots {
+            release_word(worker, layout::slot_at(slot), u64::from(owner.incarnation()), 0).await?;
+        }
+    }
     let left = with_slot.and_then(|left| Ok(left + without?))?;
     if left == 0 {
         worker.compute().displaces.store(false, Ordering::Release);
@@ -402,12 +412,13 @@ async fn finish(
     Ok(left)
 }
 
-/// Of how many something is left; `holders` gets all others that have or had a page.
+/// Of how many something is left; `holders` gets all others that have or had a page, and `slots` the slots that can be given free.
 async fn finish_those(
     worker: &Handle,
     dead: &[(Option<usize>, OwnerId)],
     free_unfinished: &impl AsyncFn(&Handle, &[OwnerId]) -> (Vec<OwnerId>, Result<(), Error>),
     holders: &RefCell<BTreeSet<OwnerId>>,
+    slots: &mut Vec<(usize, OwnerId)>,
 ) -> Result<usize, Error> {
     let (mut finished, mut outcome) = (Vec::new(), Ok(()));
     // Whose changes wait for memory, and the chunks with pages that those have to do with.
@@ -461,11 +472,7 @@ async fn finish_those(
     if !reclaim(worker, is_one).await? {
         return outcome.map(|()| dead.len().max(1));
     }
-    for &(slot, owner) in &finished {
-        if let Some(slot) = slot {
-            release_word(worker, layout::slot_at(slot), u64::from(owner.incarnation()), 0).await?;
-        }
-    }
+    slots.extend(finished.iter().filter_map(|&(slot, owner)| Some((slot?, owner))));
     if !finished.is_empty() {
         let owners: Vec<OwnerId> = finished.into_iter().map(|(_, owner)| owner).collect();
         tracing::info!(?owners, "finished what dead compute servers have left");

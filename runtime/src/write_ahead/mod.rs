@@ -31,7 +31,7 @@
 //! Batches are written to *segments*, which are [rings](crate::redo) of the compute server, wherever there is room, and so are found
 //! through its slot. A record is *done with* when the page is in remote memory at that version or a later one, or a later image of it
 //! has arrived. A segment is used again when all its batches are done with. When many are in use, the owner writes the pages back
-//! that the oldest are about ([`Log::oldest_pages`]), which records them anew; it never waits for room, but for memory.
+//! that the oldest are about ([`Log::oldest_pages`]), which records them anew; it does not wait for room while there is memory.
 //!
 //! To write pages back takes room in the log, too, so some segments are kept empty. Where memory is full they are used, and soon no
 //! more changes are made ([`Log::admit`]): what is left is for images, which make older records done with, and so all but themselves.
@@ -161,6 +161,7 @@ struct Room {
     past: Space,
     /// Somebody writes pages back for it.
     is_shortened: bool,
+    is_wiped: bool,
 }
 
 impl Room {
@@ -174,8 +175,7 @@ impl Room {
 pub struct Chores {
     /// So much is pending that it should be written, whether or not somebody waits for it.
     pub is_due: bool,
-    /// Pages should be written back that [old records](Log::oldest_pages) are about. Who is told so says when it [is](Log::is_shortened)
-    /// done; nobody else is told meanwhile.
+    /// Pages should be written back that [old records](Log::oldest_pages) are about: somebody should [shorten](Log::shorten) it.
     pub shorten: bool,
 }
 
@@ -215,7 +215,13 @@ impl From<&Error> for Failure {
 impl Log {
     /// An empty log for what `tenure` is for. Once it takes more than `bytes`, pages are written back for its sake: 1 MiB or more, and
     /// no more than a sixteenth of the cluster's memory.
-    pub fn new(worker: &Handle, structure: StructureId, tenure: StdArc<Tenure>, bytes: usize) -> Self {
+    pub fn new(
+        worker: &Handle,
+        structure: StructureId,
+        tenure: StdArc<Tenure>,
+        bytes: usize,
+        mut reserve: Reserve,
+    ) -> Self {
         let compute = Arc::clone(worker.compute());
         let number = compute.next_sequence();
         lock(&compute.logs).insert(number);
@@ -226,7 +232,9 @@ impl Log {
         let segments_max = SEGMENTS.max(bytes / RING_CLASS.bytes());
         let life = Life { number, compute };
         let [arrived, failures, has_chores, is_tight] = [0, 0, 0, 1].map(AtomicU64::new);
-        let (line, state, room) = (Line::default(), Mutex::new(state), Mutex::default());
+        let mut room = Room::default();
+        std::mem::take(&mut reserve.segments).into_iter().for_each(|segment| room.space.add(segment));
+        let (line, state, room) = (Line::default(), Mutex::new(state), Mutex::new(room));
         Self(StdArc::new(Inner {
             life,
             tenure,
@@ -275,28 +283,32 @@ impl Log {
         self.0.is_tight.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether there is room for what a change records, so that it may be made. Waits for what is pending if that is much. If there is no
+    /// Whether there is room for what a change records, up to so many words, so that it may be made. Waits for what is pending if that is much. If there is no
     /// room, somebody should [shorten](Self::shorten) the log.
     ///
     /// # Errors
     /// As [`Self::arrival`].
-    pub async fn admit(&self, worker: &Handle) -> Result<bool, Error> {
+    pub async fn admit(&self, worker: &Handle, words: usize) -> Result<bool, Error> {
         loop {
             let pending = {
                 let (state, room) = (self.state(), self.room());
-                let (words, empty) = (state.pending.words, room.space.empty_count());
-                let pending = (words > RESERVED_WORDS).then_some(state.next);
+                let (more, empty) = (words.max(RESERVED_WORDS), room.space.empty_count());
+                let pending = (state.pending.words > RESERVED_WORDS).then_some(state.next);
                 self.0.is_tight.store(u64::from(pending.is_some() || empty < RESERVE), Ordering::Relaxed);
                 match pending {
                     Some(batch) => batch,
-                    None => return Ok(empty * SHARE_WORDS_MAX >= words + RESERVED_WORDS),
+                    None => return Ok(empty * SHARE_WORDS_MAX >= state.pending.words + more),
                 }
             };
-            self.arrival(worker, pending).await?;
+            match self.arrival(worker, pending).await {
+                // Pages may be written back that are recorded as they are.
+                Err(Error::NotRecorded { .. }) => return Ok(false),
+                arrived => arrived?,
+            }
         }
     }
 
-    /// Makes the segments that are kept empty. Those that are made stay, even if others cannot be.
+    /// Makes those of the segments that are kept empty of which there are none. Those that are made stay, even if others cannot be.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`]; if a memory server is lost.
@@ -315,15 +327,14 @@ impl Log {
                 }
                 space.segments()
             };
-            let segment = self.segment(worker, made).await?;
-            self.room().space.add(segment);
+            let segment = segment(worker, made.wrapping_add(self.0.life.number as usize)).await?;
+            let room = &mut *self.room();
+            if room.is_wiped {
+                lock(&worker.compute().idle_rings).push(segment);
+                return Err(Error::NotRecorded { why: "it is given up".into() });
+            }
+            room.space.add(segment);
         }
-    }
-
-    /// Another segment: they are on each memory server in turn.
-    async fn segment(&self, worker: &Handle, number: usize) -> Result<RemotePtr, Error> {
-        // In a box, like all that is rare here: a task is moved, as large as it can get.
-        Box::pin(any_ring(worker, number.wrapping_add(self.0.life.number as usize))).await
     }
 
     /// Adds the image of a page that is about to be written back, unless it is recorded as it is; the number of the batch in which it
@@ -429,21 +440,22 @@ impl Log {
 
     async fn write_batch(&self, worker: &Handle, batch: u64, records: &[PageRecord]) -> Result<(), Error> {
         let words = words_of(records);
-        let needed = self.room().space.needed_for(words);
-        if let Err(error) = self.have_empty(worker, needed + RESERVE).await {
-            self.0.is_tight.store(1, Ordering::Relaxed);
-            // Only who writes takes any.
-            if self.room().space.empty_count() < needed {
-                return Err(error);
-            }
-        }
-        let places = {
+        let places = loop {
+            let needed = self.room().space.needed_for(words);
+            let made = self.have_empty(worker, needed + RESERVE).await;
             let space = &mut self.room().space;
-            let places = space.take(batch, words, held(records));
-            if space.in_use() > self.0.segments_max {
-                self.0.has_chores.store(1, Ordering::Relaxed);
+            // Only who writes takes any; but the log may have been turned over.
+            if space.empty_count() >= space.needed_for(words) {
+                let places = space.take(batch, words, held(records));
+                if space.in_use() > self.0.segments_max {
+                    self.0.has_chores.store(1, Ordering::Relaxed);
+                }
+                if made.is_err() {
+                    self.0.is_tight.store(1, Ordering::Relaxed);
+                }
+                break places;
             }
-            places
+            made?;
         };
         let sequence = worker.compute().next_sequence();
         let log = (self.0.structure, self.0.life.number);
@@ -487,20 +499,12 @@ impl Log {
         if !is_long && !is_full {
             self.0.has_chores.store(0, Ordering::Relaxed);
         }
-        Chores {
-            is_due: is_full && !self.0.line.is_led(),
-            shorten: is_long && !std::mem::replace(&mut room.is_shortened, true),
-        }
+        Chores { is_due: is_full && !self.0.line.is_led(), shorten: is_long && !room.is_shortened }
     }
 
-    /// Whether the caller is the one to write pages back that [old records](Self::oldest_pages) are about, as if it were [told](Chores::shorten).
-    pub fn shorten(&self) -> bool {
-        !std::mem::replace(&mut self.room().is_shortened, true)
-    }
-
-    /// See [`Chores::shorten`].
-    pub fn is_shortened(&self) {
-        self.room().is_shortened = false;
+    /// The right to write pages back that [old records](Self::oldest_pages) are about, if nobody has it.
+    pub fn shorten(&self) -> Option<Shortening> {
+        (!std::mem::replace(&mut self.room().is_shortened, true)).then(|| Shortening(self.clone()))
     }
 
     /// The pages that the older half of the log is about.
@@ -523,7 +527,9 @@ impl Log {
                 }
                 let pending = (!state.pending.records.is_empty()).then_some(state.next);
                 if pending.is_none() && !self.0.line.is_led() {
-                    let spaces = self.room().spaces().map(std::mem::take);
+                    let room = &mut *self.room();
+                    room.is_wiped = true;
+                    let spaces = room.spaces().map(std::mem::take);
                     break spaces.into_iter().flat_map(Space::into_rings).collect();
                 }
                 pending
@@ -548,32 +554,23 @@ impl Log {
         worker: &Handle,
         write_back: impl AsyncFn(Vec<Link>) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        // What was left by one that has failed.
-        self.wipe_past(worker, &write_back).await?;
-        let last = {
-            let state = self.state();
-            if state.pending.records.is_empty() { state.next - 1 } else { state.next }
-        };
-        self.arrival(worker, last).await?;
-        let (log, maker) = (self.clone(), worker.clone());
-        // None of those that there are: what they said before is still in them.
-        let turning = async move {
-            let mut made = Vec::with_capacity(RESERVE);
-            while made.len() < RESERVE {
-                match log.segment(&maker, made.len()).await {
-                    Ok(segment) => made.push(segment),
-                    Err(error) => {
-                        lock(&maker.compute().idle_rings).append(&mut made);
-                        return Err(error);
-                    }
-                }
+        loop {
+            // What was left by one that has failed.
+            self.wipe_past(worker, &write_back).await?;
+            let last = {
+                let state = self.state();
+                if state.pending.records.is_empty() { state.next - 1 } else { state.next }
+            };
+            self.arrival(worker, last).await?;
+            // None of those that there are: what they said before is still in them.
+            let mut reserve = Reserve::make(worker).await?;
+            let room = &mut *self.room();
+            if room.past.segments() == 0 {
+                room.past = std::mem::take(&mut room.space);
+                std::mem::take(&mut reserve.segments).into_iter().for_each(|segment| room.space.add(segment));
+                break;
             }
-            let room = &mut *log.room();
-            room.past = std::mem::take(&mut room.space);
-            made.into_iter().for_each(|segment| room.space.add(segment));
-            Ok(())
-        };
-        worker.spawn_to_end(turning).await?;
+        }
         self.wipe_past(worker, &write_back).await
     }
 
@@ -600,6 +597,49 @@ impl Log {
         }
         let segments = std::mem::take(&mut self.room().past).into_rings();
         wipe(worker, segments).await
+    }
+}
+
+/// The right to [shorten](Log::shorten) a log, until it is dropped.
+#[derive(Debug)]
+#[must_use = "others shorten the log once it is dropped"]
+pub struct Shortening(Log);
+
+impl Drop for Shortening {
+    fn drop(&mut self) {
+        self.0.room().is_shortened = false;
+    }
+}
+
+/// The segments that a log keeps empty, before it has them. Dropped, the compute server has them.
+#[derive(Debug)]
+pub struct Reserve {
+    compute: Arc<crate::shared::Shared>,
+    segments: Vec<RemotePtr>,
+}
+
+impl Reserve {
+    /// Makes them.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`]; if a memory server is lost.
+    pub async fn make(worker: &Handle) -> Result<Self, Error> {
+        let maker = worker.clone();
+        let making = async move {
+            let mut made = Self { compute: Arc::clone(maker.compute()), segments: Vec::with_capacity(RESERVE) };
+            let first = maker.compute().next_sequence() as usize;
+            while made.segments.len() < RESERVE {
+                made.segments.push(segment(&maker, first.wrapping_add(made.segments.len())).await?);
+            }
+            Ok(made)
+        };
+        worker.spawn_to_end(making).await
+    }
+}
+
+impl Drop for Reserve {
+    fn drop(&mut self) {
+        lock(&self.compute.idle_rings).append(&mut self.segments);
     }
 }
 
@@ -635,6 +675,12 @@ async fn write_again(worker: &Handle, error: Box<Error>, at: RemotePtr, words: V
 
 fn held(records: &[PageRecord]) -> impl ExactSizeIterator<Item = Held> {
     records.iter().map(|&PageRecord { page, version, ref what, .. }| Held { page, version, is_whole: what.is_whole() })
+}
+
+/// A segment; by their numbers, they are on each memory server in turn.
+async fn segment(worker: &Handle, number: usize) -> Result<RemotePtr, Error> {
+    // In a box, like all that is rare here: a task is moved, as large as it can get.
+    Box::pin(any_ring(worker, number)).await
 }
 
 /// A ring on any memory server that has room for one.

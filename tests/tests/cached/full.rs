@@ -1,6 +1,6 @@
 //! Owners where all memory is in use: their log gets no more segments.
 
-use farlink_offload::{Admission, Durability};
+use farlink_offload::{Admission, CacheOptions, ComputeCache, Durability};
 use farlink_runtime::{
     access::{Access, NewPage, Placement},
     error::Error,
@@ -14,7 +14,7 @@ use crate::scene::{
     CACHE_BYTES_ALL, CACHE_BYTES_MIN, Map, Member, Owned, assert_left_clean, cache, fabric, settle, sparse,
 };
 
-const ENTRIES: u64 = 3_000;
+const ENTRIES: u64 = 2_000;
 
 /// All pages of a segment's size that there are.
 fn take_all(member: &Member) -> Vec<NewPage> {
@@ -34,10 +34,11 @@ fn take_all(member: &Member) -> Vec<NewPage> {
 }
 
 /// Has all keys changed, many times, and most removed, by so many tasks, each with keys of its own; what is left.
-fn change(owner: &Member, tree: &Owned, tasks: u64) -> Map {
+fn change(owner: &Member, tree: &Owned, entries: u64, tasks: u64) -> Map {
     let task = |task: u64| {
         let tree = BTree::over(tree.access().clone());
-        let own = move || (0..ENTRIES).map(|turn| turn * 7919 % ENTRIES).filter(move |index| index % tasks == task);
+        let own =
+            move || (0..entries).map(move |turn| turn * 7919 % entries).filter(move |index| index % tasks == task);
         owner.worker.spawn(async move {
             for value in 1..=4 {
                 for index in own() {
@@ -53,18 +54,25 @@ fn change(owner: &Member, tree: &Owned, tasks: u64) -> Map {
     };
     let tasks: Vec<_> = (0..tasks).map(task).collect();
     tasks.into_iter().for_each(|task| owner.worker.block_on(task));
-    (0..ENTRIES).step_by(8).map(|index| (index * 10, 4)).collect()
+    (0..entries).step_by(8).map(|index| (index * 10, 4)).collect()
 }
 
 /// What an owner changes while there is no memory is much more than its log has room for. It goes on all the same.
 fn goes_on(durability: Durability, cache_bytes: usize, tasks: u64) {
-    let fabric = fabric(FabricProfile::Fast, 256, &sparse(ENTRIES), 0.8);
+    goes_on_with(256, ENTRIES, durability, cache_bytes, tasks);
+}
+
+fn goes_on_with(page_bytes: usize, entries: u64, durability: Durability, cache_bytes: usize, tasks: u64) {
+    let fabric = fabric(FabricProfile::Fast, page_bytes, &sparse(entries), 0.8);
     let owner = Member::join(&fabric, 1);
-    let tree = owner.own(&cache(cache_bytes, Admission::Always).with_durability(durability), KeyRange::ALL);
+    let mut options = CacheOptions::new(cache_bytes);
+    (options.page_bytes, options.admission) = (page_bytes, Admission::Always);
+    let cache = ComputeCache::new(options).unwrap().with_durability(durability);
+    let tree = owner.own(&cache, KeyRange::ALL);
     owner.worker.block_on(tree.upsert(0, 1)).unwrap();
     let others = Member::join(&fabric, 2);
     let taken = take_all(&others);
-    let model = change(&owner, &tree, tasks);
+    let model = change(&owner, &tree, entries, tasks);
     owner.worker.block_on(tree.access().close()).unwrap();
     drop((taken, tree));
     settle([&owner, &others]);
@@ -81,6 +89,14 @@ fn who_records_all_changes_goes_on_without_memory() {
 #[test]
 fn who_records_all_changes_goes_on_without_memory_in_a_small_cache() {
     goes_on(Durability::Logged, CACHE_BYTES_MIN, 16);
+}
+
+/// One change of three pages takes most of what is kept for it.
+#[test]
+fn who_has_large_pages_goes_on_without_memory() {
+    for durability in [Durability::Logged, Durability::WriteBack] {
+        goes_on_with(64 << 10, 20_000, durability, CACHE_BYTES_ALL, 16);
+    }
 }
 
 #[test]
