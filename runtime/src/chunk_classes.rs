@@ -3,35 +3,15 @@
 //! A page that is freed goes to whoever needs one of its size next. So before it is freed it is looked up whether it is a page of its
 //! chunk at all: a link or a record that is damaged may name one that seems to lie in the catalog, or inside another page.
 
-use std::sync::{
-    OnceLock,
-    atomic::{AtomicU8, Ordering},
-};
+use std::sync::atomic::Ordering;
 
 use crate::{
     error::Error,
-    layout::Geometry,
     page::SizeClass,
     pages::{ChunkState, NewPage},
     ptr::{Link, RemotePtr},
     worker::Handle,
 };
-
-/// For each memory server and chunk its class and one, or 0 where it is not known. Whoever reads one may look it up anew: no order is needed.
-#[derive(Debug)]
-pub(crate) struct ChunkClasses(Vec<OnceLock<Box<[AtomicU8]>>>);
-
-impl ChunkClasses {
-    /// None of them known, of so many memory servers.
-    pub(crate) fn new(servers: usize) -> Self {
-        Self((0..servers).map(|_| OnceLock::new()).collect())
-    }
-
-    fn of(&self, geometry: &Geometry, chunk: u64) -> &AtomicU8 {
-        let all = || (0..geometry.chunks).map(|_| AtomicU8::new(0)).collect();
-        &self.0[geometry.server.index()].get_or_init(all)[chunk as usize]
-    }
-}
 
 /// A page that was allocated is one of its chunk: who frees it later need not ask.
 #[inline]

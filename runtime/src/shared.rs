@@ -3,12 +3,11 @@
 use std::{collections::HashSet, time::Duration};
 
 use crate::{
-    chunk_classes::ChunkClasses,
     counters::Counters,
     epoch::{Epochs, round::Member},
     error::Error,
     fabric::{Error as FabricError, Fabric, OwnerClaim},
-    free_pages::SharedPages,
+    free_pages::{ChunkClasses, SharedPages},
     layout::Geometry,
     local_locks::LocalLocks,
     lock::OwnerId,

@@ -4,6 +4,7 @@
 //! on memory servers (`chunk.rs`).
 
 pub(crate) mod chunk;
+mod classes;
 #[cfg(loom)]
 pub mod model;
 
@@ -13,7 +14,10 @@ use std::{
     collections::BTreeMap,
 };
 
-pub(crate) use self::chunk::{ChunkState, bitmap_words};
+pub(crate) use self::{
+    chunk::{ChunkState, bitmap_words},
+    classes::ChunkClasses,
+};
 use crate::{
     lock::{LockState, LockWord, OwnerId},
     page::{LOCK, SELF, SizeClass},
