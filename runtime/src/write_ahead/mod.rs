@@ -34,7 +34,7 @@
 //! that the oldest are about ([`Log::oldest_pages`]), which records them anew; it does not wait for room while there is memory.
 //!
 //! To write pages back takes room in the log, too, so some segments are kept empty. Where memory is full they are used, and soon no
-//! more changes are made ([`Log::admit`]): what is left is for images, which make older records done with, and so all but themselves.
+//! more changes are made ([`Log::admit`], in `write_ahead/reserve.rs`): what is left is for images, which make older records done with, and so all but themselves.
 //!
 //! # Replay
 //! Whoever finds the owner dead, or is about to own what it owned, takes for each page that the log names its newest record (and the
@@ -57,18 +57,23 @@
 mod arrivals;
 mod lead;
 mod pending;
+mod reserve;
 mod space;
 
 use std::sync::Arc as StdArc;
 
 use smallvec::SmallVec;
 
-pub use self::arrivals::Arrivals;
 #[doc(hidden)]
 pub use self::arrivals::{Group, Line};
+pub use self::{
+    arrivals::Arrivals,
+    reserve::{Reserve, Shortening},
+};
 use self::{
     lead::{Lead, Taken},
     pending::Pending,
+    reserve::{RESERVE, RESERVED_WORDS},
     space::{Held, Space},
 };
 pub use crate::redo::{PageRecord, Recorded, WordRun};
@@ -79,7 +84,6 @@ use crate::{
     lock::OwnerId,
     page::StructureId,
     ptr::{Link, RemotePtr, ServerId},
-    recovery::another_ring,
     redo::{RING_CLASS, RING_FROM, SHARE_WORDS_MAX, seal_batch, words_of},
     remote::write_words,
     sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock},
@@ -89,10 +93,6 @@ use crate::{
 
 /// Segments that a log uses before pages are written back to have fewer, at least: 1 MiB of them.
 const SEGMENTS: usize = 64;
-/// Segments that are kept empty, for the time when there is no memory for more.
-const RESERVE: usize = 16;
-/// So much of it is for what is written back; and at most so much is pending when somebody adds to it.
-const RESERVED_WORDS: usize = RESERVE / 2 * SHARE_WORDS_MAX;
 /// One part in so many of all memory is for a log, at most.
 const MEMORY_SHARE: u64 = 16;
 /// Segments that are wiped at once.
@@ -277,66 +277,6 @@ impl Log {
         state.next
     }
 
-    /// Whether a change may be made without being [admitted](Self::admit).
-    #[inline]
-    pub fn has_room(&self) -> bool {
-        self.0.is_tight.load(Ordering::Relaxed) == 0
-    }
-
-    /// Whether there is room for what a change records, up to so many words, so that it may be made. Waits for what is pending if that is much. If there is no
-    /// room, somebody should [shorten](Self::shorten) the log.
-    ///
-    /// # Errors
-    /// As [`Self::arrival`].
-    pub async fn admit(&self, worker: &Handle, words: usize) -> Result<bool, Error> {
-        loop {
-            let pending = {
-                let (state, room) = (self.state(), self.room());
-                let (more, empty) = (words.max(RESERVED_WORDS), room.space.empty_count());
-                let pending = (state.pending.words > RESERVED_WORDS).then_some(state.next);
-                self.0.is_tight.store(u64::from(pending.is_some() || empty < RESERVE), Ordering::Relaxed);
-                match pending {
-                    Some(batch) => batch,
-                    None => return Ok(empty * SHARE_WORDS_MAX >= state.pending.words + more),
-                }
-            };
-            match self.arrival(worker, pending).await {
-                // Pages may be written back that are recorded as they are.
-                Err(Error::NotRecorded { .. }) => return Ok(false),
-                arrived => arrived?,
-            }
-        }
-    }
-
-    /// Makes those of the segments that are kept empty of which there are none. Those that are made stay, even if others cannot be.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`]; if a memory server is lost.
-    pub async fn make_reserve(&self, worker: &Handle) -> Result<(), Error> {
-        let (log, maker) = (self.clone(), worker.clone());
-        worker.spawn_to_end(async move { log.have_empty(&maker, RESERVE).await }).await
-    }
-
-    /// Makes segments until so many are empty.
-    async fn have_empty(&self, worker: &Handle, count: usize) -> Result<(), Error> {
-        loop {
-            let made = {
-                let space = &self.room().space;
-                if space.empty_count() >= count {
-                    return Ok(());
-                }
-                space.segments()
-            };
-            let segment = segment(worker, made.wrapping_add(self.0.life.number as usize)).await?;
-            let room = &mut *self.room();
-            if room.is_wiped {
-                lock(&worker.compute().idle_rings).push(segment);
-                return Err(Error::NotRecorded { why: "it is given up".into() });
-            }
-            room.space.add(segment);
-        }
-    }
-
     /// Adds the image of a page that is about to be written back, unless it is recorded as it is; the number of the batch in which it
     /// will be. If there is much to write already, nothing is added: the batch that has to [arrive](Self::arrival) first.
     ///
@@ -502,11 +442,6 @@ impl Log {
         Chores { is_due: is_full && !self.0.line.is_led(), shorten: is_long && !room.is_shortened }
     }
 
-    /// The right to write pages back that [old records](Self::oldest_pages) are about, if nobody has it.
-    pub fn shorten(&self) -> Option<Shortening> {
-        (!std::mem::replace(&mut self.room().is_shortened, true)).then(|| Shortening(self.clone()))
-    }
-
     /// The pages that the older half of the log is about.
     pub fn oldest_pages(&self) -> Vec<Link> {
         self.room().space.oldest()
@@ -600,49 +535,6 @@ impl Log {
     }
 }
 
-/// The right to [shorten](Log::shorten) a log, until it is dropped.
-#[derive(Debug)]
-#[must_use = "others shorten the log once it is dropped"]
-pub struct Shortening(Log);
-
-impl Drop for Shortening {
-    fn drop(&mut self) {
-        self.0.room().is_shortened = false;
-    }
-}
-
-/// The segments that a log keeps empty, before it has them. Dropped, the compute server has them.
-#[derive(Debug)]
-pub struct Reserve {
-    compute: Arc<crate::shared::Shared>,
-    segments: Vec<RemotePtr>,
-}
-
-impl Reserve {
-    /// Makes them.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`]; if a memory server is lost.
-    pub async fn make(worker: &Handle) -> Result<Self, Error> {
-        let maker = worker.clone();
-        let making = async move {
-            let mut made = Self { compute: Arc::clone(maker.compute()), segments: Vec::with_capacity(RESERVE) };
-            let first = maker.compute().next_sequence() as usize;
-            while made.segments.len() < RESERVE {
-                made.segments.push(segment(&maker, first.wrapping_add(made.segments.len())).await?);
-            }
-            Ok(made)
-        };
-        worker.spawn_to_end(making).await
-    }
-}
-
-impl Drop for Reserve {
-    fn drop(&mut self) {
-        lock(&self.compute.idle_rings).append(&mut self.segments);
-    }
-}
-
 /// Has segments say nothing, and gives them back. Fails only if a memory server is lost: nobody would wipe the rest later.
 async fn wipe(worker: &Handle, segments: Vec<RemotePtr>) -> Result<(), Error> {
     let wiper = worker.clone();
@@ -675,23 +567,4 @@ async fn write_again(worker: &Handle, error: Box<Error>, at: RemotePtr, words: V
 
 fn held(records: &[PageRecord]) -> impl ExactSizeIterator<Item = Held> {
     records.iter().map(|&PageRecord { page, version, ref what, .. }| Held { page, version, is_whole: what.is_whole() })
-}
-
-/// A segment; by their numbers, they are on each memory server in turn.
-async fn segment(worker: &Handle, number: usize) -> Result<RemotePtr, Error> {
-    // In a box, like all that is rare here: a task is moved, as large as it can get.
-    Box::pin(any_ring(worker, number)).await
-}
-
-/// A ring on any memory server that has room for one.
-async fn any_ring(worker: &Handle, first: usize) -> Result<RemotePtr, Error> {
-    let geometry = &worker.compute().geometry;
-    let mut servers = geometry.iter().cycle().skip(first % geometry.len()).take(geometry.len()).peekable();
-    while let Some(geometry) = servers.next() {
-        match another_ring(worker, geometry.server).await {
-            Err(Error::OutOfMemory { .. }) if servers.peek().is_some() => {}
-            ring => return ring,
-        }
-    }
-    Err(Error::OutOfMemory { class: RING_CLASS })
 }
