@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use farlink_runtime::worker::Counters;
+use farlink_runtime::{fabric::faulty, worker::Counters};
 use serde::{Deserialize, Serialize};
 
 /// After its time, a run goes on for so long at most.
@@ -20,12 +20,16 @@ pub struct Awaited {
     pub conflicts: bool,
     /// Torn READs that are refused.
     pub torn_reads: bool,
+    /// Paths that break.
+    pub breaks: bool,
 }
 
 /// What is waited for, and what of it has happened to any of the workers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Deadlines {
     awaited: Awaited,
+    /// How many paths of this process were broken before.
+    breaks_before: u64,
     split: AtomicBool,
     merge: AtomicBool,
     conflict: AtomicBool,
@@ -35,7 +39,14 @@ pub struct Deadlines {
 impl Deadlines {
     /// Until this has happened.
     pub fn new(awaited: Awaited) -> Self {
-        Self { awaited, ..Self::default() }
+        Self {
+            awaited,
+            breaks_before: faulty::breaks(),
+            split: AtomicBool::default(),
+            merge: AtomicBool::default(),
+            conflict: AtomicBool::default(),
+            torn_read: AtomicBool::default(),
+        }
     }
 
     /// Whether a worker that has counted this stops, if its time was over at `deadline`.
@@ -53,5 +64,6 @@ impl Deadlines {
         ];
         noted.iter().filter(|(_, count, _)| *count > 0).for_each(|(flag, ..)| flag.store(true, Ordering::Relaxed));
         noted.iter().all(|(flag, _, is_awaited)| !is_awaited || flag.load(Ordering::Relaxed))
+            && (!self.awaited.breaks || faulty::breaks() > self.breaks_before)
     }
 }

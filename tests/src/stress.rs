@@ -168,7 +168,7 @@ pub struct Options {
     pub route: bool,
     /// Milliseconds between two moves of a range from one owner to another; 0 for none. With `route`.
     pub move_every_ms: u64,
-    /// Whether the run goes on until all has happened that it is about.
+    /// Whether the run goes on until all has happened that it is about; until a request has failed, if any may, it always does.
     pub awaits: bool,
     /// Decides what is random.
     pub seed: u64,
@@ -360,8 +360,9 @@ impl Options {
 
     /// What has to happen, as far as compute servers know of it: see [`Summary::failures`].
     pub fn awaited(&self) -> Awaited {
+        let breaks = self.profile.faults().is_some();
         if !self.awaits {
-            return Awaited::default();
+            return Awaited { breaks, ..Awaited::default() };
         }
         let conflicts = matches!(
             self.access,
@@ -372,7 +373,7 @@ impl Options {
                 | AccessMode::Adaptive
         );
         let torn_reads = conflicts && self.tears();
-        Awaited { changes: self.access != AccessMode::Coarse && !self.grows, conflicts, torn_reads }
+        Awaited { changes: self.access != AccessMode::Coarse && !self.grows, conflicts, torn_reads, breaks }
     }
 
     /// Whether READs are torn now and then: verbs tear what they please, and SoftRoCE hardly anything that fits into one
