@@ -5,6 +5,9 @@
 //! the reply that was kept. Replies are kept until the worker acknowledges them, which every request does along the way; if
 //! they become too many words, those that were sent already are dropped, the oldest first, and a repeat is told so.
 //!
+//! A worker that has given up a request acknowledges it though it may still run. Those are counted: while there are [`WINDOW`] of
+//! them, nothing more is taken from their worker. So whatever it acknowledges, twice as many run for it at most.
+//!
 //! A reply with pieces is not kept once it is sent, or its connection is lost: its place is open again, and a repeat of its request is
 //! carried out again. Only requests that change nothing are answered so.
 
@@ -59,7 +62,9 @@ pub(super) struct Session {
     /// The number of the first place.
     base: u64,
     places: VecDeque<Place>,
-    /// Words of replies that wait to be sent.
+    /// Requests that run though they were acknowledged, and how many items of each are missing.
+    abandoned: Vec<(u64, usize)>,
+    /// Words of replies that wait to be sent, or for their other items.
     pub(super) unsent_words: usize,
     kept_words: usize,
 }
@@ -73,6 +78,7 @@ impl Session {
             away_since: 0,
             base: 1,
             places: VecDeque::new(),
+            abandoned: Vec::new(),
             unsent_words: 0,
             kept_words: 0,
         }
@@ -119,7 +125,12 @@ impl Session {
                     replies.recycle(reply);
                 }
                 // The worker abandons what it has not got; whoever carries it out finds no place for it.
-                Some(_) => {}
+                Some(Place::Running { reply, missing, .. }) => {
+                    self.abandoned.push((self.base, missing));
+                    self.unsent_words -= reply.len();
+                    replies.recycle(reply);
+                }
+                Some(Place::Open | Place::Forgotten) => {}
                 None => {
                     self.base = acknowledged;
                     return;
@@ -137,9 +148,12 @@ impl Session {
         held: Option<Box<Held>>,
         replies: &Replies,
     ) -> Option<Priority> {
-        let place = self.place(sequence)?;
+        let Some(place) = self.place(sequence) else {
+            self.finish_abandoned(sequence);
+            return None;
+        };
         let Place::Running { reply, missing, priority } = place else { return None };
-        let priority = *priority;
+        let (priority, len_before) = (*priority, reply.len());
         *missing = missing.saturating_sub(1);
         // Room is left for the items that are missing to be refused, too.
         if reply.len().max(REPLY_HEADER) + words.len() - REPLY_HEADER + *missing > MESSAGE_WORDS_MAX {
@@ -155,18 +169,31 @@ impl Session {
         }
         // Counts the items that are there.
         reply[1] += 1;
+        let added = reply.len() - len_before;
         let done = *missing == 0;
         if done {
             let mut reply = std::mem::take(reply);
             let items = reply[1] as usize;
             reply[..REPLY_HEADER].copy_from_slice(&reply_header(items, sequence));
-            let len = reply.len();
             debug_assert!(held.is_none() || items == 1);
             *place = Place::Done { reply, held, priority, sent: false };
-            self.unsent_words += len;
         }
+        self.unsent_words += added;
         replies.recycle(words);
         done.then_some(priority)
+    }
+
+    fn finish_abandoned(&mut self, sequence: u64) {
+        let Some(index) = self.abandoned.iter().position(|(abandoned, _)| *abandoned == sequence) else { return };
+        self.abandoned[index].1 -= 1;
+        if self.abandoned[index].1 == 0 {
+            self.abandoned.swap_remove(index);
+        }
+    }
+
+    /// Whether as many requests that were acknowledged still run as a worker may have at all.
+    pub(super) fn has_abandoned_many(&self) -> bool {
+        self.abandoned.len() >= WINDOW
     }
 
     /// Answers a whole request with a refusal.
@@ -285,6 +312,7 @@ mod tests {
         session.admit((1, 1), 3, FAST, &replies).unwrap();
         assert_eq!(session.finish(1, item(&[7, 8], 2), None, &replies), None);
         assert_eq!(session.finish(1, item(&[], 0), None, &replies), None);
+        assert_eq!(session.unsent_words, REPLY_HEADER + 4, "what is there of a reply counts before all of it is");
         assert_eq!(session.finish(1, item(&[9], 1), None, &replies), Some(FAST));
         let reply = session.message(1).unwrap().words.to_vec();
         let super::super::FromServer::Reply(view) = super::super::read_from_server(&reply).unwrap() else { panic!() };
@@ -325,6 +353,25 @@ mod tests {
         assert_eq!(session.admit((9, 1), 1, FAST, &replies), Some(Admission::Answered(FAST)));
         session.acknowledge(10, &replies);
         assert_eq!((session.kept_words, session.unsent_words, session.base), (0, 0, 10));
+    }
+
+    #[test]
+    fn what_is_acknowledged_and_runs_counts_until_it_is_done() {
+        let (mut session, replies) = session();
+        for sequence in 1..=WINDOW as u64 {
+            session.admit((sequence, sequence), 2, FAST, &replies).unwrap();
+            assert!(!session.has_abandoned_many());
+        }
+        session.finish(WINDOW as u64, item(&[7], 0), None, &replies);
+        session.acknowledge(WINDOW as u64 + 1, &replies);
+        assert!(session.has_abandoned_many());
+        assert_eq!(session.unsent_words, 0);
+        session.finish(1, item(&[7], 0), None, &replies);
+        assert!(session.has_abandoned_many(), "one item of it still runs");
+        session.finish(1, item(&[7], 1), None, &replies);
+        assert!(!session.has_abandoned_many());
+        session.finish(WINDOW as u64, item(&[7], 1), None, &replies);
+        assert_eq!((session.abandoned.len(), session.unsent_words, session.kept_words), (WINDOW - 2, 0, 0));
     }
 
     #[test]

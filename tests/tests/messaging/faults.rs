@@ -13,15 +13,17 @@ use farlink_runtime::{
         listener::ListenOptions,
         mem::{MemFabric, ServeRegion, ServedRegion},
     },
-    messaging::{Error as MessagingError, ManualMessageServer, MessageServer, Priority, ServeMessages, Service},
+    messaging::{
+        Error as MessagingError, ManualMessageServer, MessageServer, Priority, ServeMessages, Service, WINDOW,
+    },
     worker::{Handle, Worker},
 };
-use farlink_tests::cluster::FAST;
+use farlink_tests::{cluster::FAST, here};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::{
     rogue::{RING, Rogue},
-    scene::{ABOVE_100, COUNT, ECHO, LATER, PANIC, Parrot, SMALL, Scene, Seen, TALLY, scene, server, start},
+    scene::{ABOVE_100, COUNT, ECHO, HELD, LATER, PANIC, Parrot, SMALL, Scene, Seen, TALLY, scene, server, start},
 };
 
 /// Spins until something holds; the watchdog of the scene ends what never does.
@@ -301,6 +303,36 @@ fn a_service_that_panics_leaves_nobody_waiting() {
         let missing = channel.request_words(ECHO, &[], Priority::Latency).await;
         assert!(matches!(missing, Err(MessagingError::Fabric(FabricError::ServerMissing { .. }))), "{missing:?}");
     });
+}
+
+/// Whatever it says to have got.
+#[test]
+fn what_runs_for_a_worker_that_acknowledges_all_it_asks_for_has_a_limit() {
+    let cluster = here::start(1, 2 << 20, FAST).unwrap();
+    let seen = Arc::new(Seen::default());
+    let listen = ListenOptions { endpoints: 1, connection_bytes: SMALL };
+    let make = |_| Ok(Box::new(Parrot::new(&seen)) as Box<dyn Service>);
+    let (listener, clock) = (cluster.listen(server(0), &listen).unwrap(), Clock::monotonic());
+    let mut messages = ManualMessageServer::new(listener, &ServeMessages::default(), &clock, make).unwrap();
+    let mut turn = || (0..100).for_each(|_| _ = messages.turn());
+    let mut rogue = Rogue::on(&*cluster.fabric(), 0);
+    let mut sent = 0;
+    while sent < 20 * WINDOW as u64 {
+        if !rogue.has_room(5) {
+            turn();
+        }
+        if !rogue.has_room(5) {
+            break;
+        }
+        sent += 1;
+        rogue.send(&[1 << 8 | 1, sent, sent, u64::from(HELD.0)]);
+    }
+    turn();
+    let handled = || seen.handled.load(Ordering::Relaxed);
+    assert!(handled() <= 2 * WINDOW as u64, "{} of {sent} requests run", handled());
+    seen.lets_go.store(true, Ordering::Release);
+    turn();
+    assert_eq!(handled(), sent, "it goes on once they are done");
 }
 
 /// As many sessions without a connection as a memory server keeps.

@@ -6,7 +6,7 @@ use std::{
     rc::Rc,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -48,21 +48,26 @@ pub(crate) const PANIC: Kind = Kind(7);
 pub(crate) const SLOWLY: Kind = Kind(8);
 const SLOW_TURNS: u32 = 1000;
 
+/// As [`ECHO`], once [`Seen::lets_go`].
+pub(crate) const HELD: Kind = Kind(9);
+
 /// What services have done, whatever thread they ran on.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     pub(crate) handled: AtomicU64,
+    pub(crate) lets_go: AtomicBool,
 }
 
 pub(crate) struct Parrot {
     seen: Arc<Seen>,
     later: Vec<(u32, Vec<u64>, Responder)>,
+    held: Vec<(Vec<u64>, Responder)>,
     tallies: Rc<RefCell<HashMap<PeerId, u64>>>,
 }
 
 impl Parrot {
     pub(crate) fn new(seen: &Arc<Seen>) -> Self {
-        Self { seen: Arc::clone(seen), later: Vec::new(), tallies: Rc::default() }
+        Self { seen: Arc::clone(seen), later: Vec::new(), held: Vec::new(), tallies: Rc::default() }
     }
 }
 
@@ -77,6 +82,7 @@ impl Service for Parrot {
             },
             LATER => self.later.push((self.later.len() as u32 % 7, request.words().to_vec(), reply)),
             SLOWLY => self.later.push((SLOW_TURNS, request.words().to_vec(), reply)),
+            HELD => self.held.push((request.words().to_vec(), reply)),
             TALLY => {
                 let mut tallies = self.tallies.borrow_mut();
                 let tally = tallies.entry(request.peer()).or_default();
@@ -94,6 +100,9 @@ impl Service for Parrot {
         self.later.iter_mut().for_each(|(turns, ..)| *turns = turns.saturating_sub(1));
         let due = self.later.extract_if(.., |(turns, ..)| *turns == 0);
         due.for_each(|(_, words, reply)| reply.send_words(&words));
+        if self.seen.lets_go.load(Ordering::Acquire) {
+            self.held.drain(..).for_each(|(words, reply)| reply.send_words(&words));
+        }
         if self.later.is_empty() { Turn::Idle } else { Turn::Busy }
     }
 }

@@ -11,7 +11,7 @@ use crate::{
     pieces::{Outbound, copy},
     protocol::{CHUNK_WORDS, Kind, MESSAGE_WORDS_MAX, Priority, Refusal, WINDOW},
     serve::{Address, Finished, Request, Responder},
-    session::Admission,
+    session::{Admission, Session},
 };
 use farlink_fabric::Capabilities;
 
@@ -36,8 +36,10 @@ impl Thread {
                 if !peer.dirty && !peer.connection.has_news() {
                     break;
                 }
-                let unsent = self.sessions[peer.session].as_ref().map_or(0, |session| session.unsent_words);
-                let full = unsent > UNSENT_WORDS_MAX || peer.connection.queued() > QUEUED_MAX;
+                let has_enough =
+                    |session: &Session| session.unsent_words > UNSENT_WORDS_MAX || session.has_abandoned_many();
+                let full = self.sessions[peer.session].as_ref().is_some_and(has_enough)
+                    || peer.connection.queued() > QUEUED_MAX;
                 if requests == REQUESTS_PER_TURN || full {
                     progress |= requests != 0;
                     break;
