@@ -9,7 +9,7 @@ use crate::{
     error::Error,
     fabric::{Capabilities, Endpoint, Error as FabricError, Request, connection::PeerId},
     lock::OwnerId,
-    messaging::{Channel, ChannelOptions, Channels, Host, Tasks},
+    messaging::{CONNECTION_TICKET, Channel, ChannelOptions, Channels, Host, Tasks},
     ptr::ServerId,
 };
 
@@ -114,6 +114,11 @@ impl Host for Inner {
 
     fn post(&self, request: Request) {
         self.outbox.borrow_mut().push(request);
+    }
+
+    fn withdraw(&self, server: ServerId) {
+        let is_there = |request: &Request| request.ticket.0 & CONNECTION_TICKET != 0 && request.at.server() == server;
+        self.outbox.borrow_mut().retain(|request| !is_there(request));
     }
 
     fn has_ended(&self) -> bool {

@@ -37,6 +37,9 @@ pub trait Host: fmt::Debug {
     /// Posts a request with the next doorbell.
     fn post(&self, request: Request);
 
+    /// Drops what was posted to the connection to `server` since the last doorbell: it must not go over the next one.
+    fn withdraw(&self, server: ServerId);
+
     /// Whether nobody turns it any more.
     fn has_ended(&self) -> bool;
 

@@ -114,7 +114,7 @@ impl State {
             self.check_connection(core, host);
         }
         if core.phase == Phase::Down && core.connection.take().is_some() {
-            host.endpoint().borrow_mut().disconnect(self.server);
+            self.disconnect(host);
         }
         news
     }
@@ -152,12 +152,18 @@ impl State {
         let core = &mut *self.core.borrow_mut();
         core.fail(host, why);
         core.connection = None;
+        self.disconnect(host);
+    }
+
+    fn disconnect(&self, host: &dyn Host) {
+        host.withdraw(self.server);
         host.endpoint().borrow_mut().disconnect(self.server);
     }
 
     /// Opens a connection. What is unanswered stays in its slots.
     pub(super) fn connect(&self, core: &mut Core, host: &dyn Host) -> Result<(), FabricError> {
         let who = host.peer_id();
+        host.withdraw(self.server);
         let memory = loop {
             core.failed_attempts += 1;
             if core.failed_attempts > FAILED_ATTEMPTS_MAX {

@@ -2,6 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell},
+    future::poll_fn,
     pin::pin,
     rc::Rc,
     sync::{
@@ -32,7 +33,7 @@ use crate::{
     pieces::Outbound,
     protocol::{Kind, Priority, Refusal},
     serve::{Request as Asked, Responder, Service},
-    server::{MessageServer, ServeMessages},
+    server::{ManualMessageServer, MessageServer, ServeMessages, ServerCounts},
 };
 
 const ANSWER_WAIT: Duration = Duration::from_millis(1500);
@@ -44,6 +45,8 @@ struct Worker {
     endpoint: RefCell<Box<dyn Endpoint>>,
     outbox: RefCell<Vec<Request>>,
     buffers: Buffers,
+    /// How many more it gives out before it refuses one.
+    buffers_left: Cell<u64>,
     channels: Channels,
     now_ns: Cell<u64>,
 }
@@ -54,6 +57,7 @@ impl Worker {
             endpoint: RefCell::new(fabric.endpoint(1, Clock::monotonic()).unwrap()),
             outbox: RefCell::default(),
             buffers: Buffers::default(),
+            buffers_left: Cell::new(u64::MAX),
             channels: Channels::default(),
             now_ns: Cell::default(),
         })
@@ -96,11 +100,22 @@ impl Host for Worker {
     }
 
     fn buffer(&self, words: usize) -> Result<Buffer, FabricError> {
+        let Some(left) = self.buffers_left.get().checked_sub(1) else {
+            self.buffers_left.set(u64::MAX);
+            let (bytes, device, remedy) = (words as u64 * 8, "none".into(), "none".into());
+            let cause = std::io::ErrorKind::OutOfMemory.into();
+            return Err(FabricError::RegistrationRefused { bytes, device, cause, remedy });
+        };
+        self.buffers_left.set(left);
         self.buffers.take(words, |_, _| Ok(Default::default()))
     }
 
     fn post(&self, request: Request) {
         self.outbox.borrow_mut().push(request);
+    }
+
+    fn withdraw(&self, server: ServerId) {
+        self.outbox.borrow_mut().retain(|request| request.at.server() != server);
     }
 
     fn has_ended(&self) -> bool {
@@ -305,6 +320,51 @@ fn a_memory_server_that_ends_is_left() {
         panic!("{ended:?}")
     };
     assert_eq!(answered, [600]);
+    worker.channels.close(&*worker);
+}
+
+/// A request that was framed when its connection failed goes over the next one as a repeat, and in no other way.
+#[test]
+fn what_was_posted_to_a_connection_that_failed_is_not_sent_over_the_next_one() {
+    let fabric = MemFabric::in_process(vec![Region::anonymous(1 << 20).unwrap()], MemOptions::default());
+    let id = ServerId::new(0).unwrap();
+    let listener = fabric.listen(id, &ListenOptions::default()).unwrap();
+    let answers = Arc::new(AtomicBool::new(true));
+    let counts = |_| {
+        let counts = Counts { has_come: Arc::default(), may_answer: Arc::clone(&answers) };
+        Ok(Box::new(counts) as Box<dyn Service>)
+    };
+    let clock = Clock::monotonic();
+    let mut server = ManualMessageServer::new(listener, &ServeMessages::default(), &clock, counts).unwrap();
+    let worker = Worker::new(&fabric);
+    let mut asking = pin!(async {
+        let channel = Channel::open(Rc::clone(&worker) as Rc<dyn Host>, id, ChannelOptions::default()).await?;
+        for _ in 0..10 {
+            channel.request(Kind(1), &1u64, Priority::Latency).await?;
+        }
+        // The urgent one is framed and posted, then there is no memory for the other one.
+        worker.buffers_left.set(1);
+        let mut urgent = pin!(channel.request(Kind(1), &1u64, Priority::Latency));
+        let mut other = pin!(channel.request(Kind(1), &1u64, Priority::BestEffort));
+        let mut begun = None;
+        poll_fn(|cx| {
+            begun.get_or_insert_with(|| assert!(other.as_mut().poll(cx).is_pending()));
+            urgent.as_mut().poll(cx)
+        })
+        .await?;
+        other.await.map(drop)
+    });
+    let ended = (0..10_000).find_map(|_| {
+        worker.turn();
+        server.turn();
+        match asking.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(ended) => Some(ended),
+            Poll::Pending => None,
+        }
+    });
+    assert!(matches!(ended, Some(Ok(()))), "{ended:?}");
+    let ServerCounts { requests, joined, dropped, malformed, .. } = server.counts();
+    assert_eq!((requests, joined, dropped, malformed), (12, 2, 0, 0));
     worker.channels.close(&*worker);
 }
 

@@ -238,13 +238,14 @@ impl Thread {
             self.busy_ns += now_ns.saturating_sub(since_ns);
         }
         let interval_ns = self.options.report_interval.as_nanos() as u64;
-        if now_ns - self.reported_at_ns >= interval_ns {
-            self.report_load(now_ns);
-        }
         if now_ns - self.checked_at_ns >= 10 * interval_ns {
             self.checked_at_ns = now_ns;
             self.take_changes(true);
             self.drop_silent(now_ns);
+        }
+        // Behind the changes: a number that is given out again must not lead what was posted to another.
+        if now_ns - self.reported_at_ns >= interval_ns {
+            self.report_load(now_ns);
         }
     }
 
