@@ -4,6 +4,7 @@ use rand::{RngExt, rngs::StdRng};
 
 use crate::{
     endpoint::{Request, Ticket, Verb},
+    memory::LocalMemory,
     ptr::RemotePtr,
 };
 
@@ -21,23 +22,31 @@ pub(crate) fn some_lines(at: RemotePtr, words: usize, rng: &mut StdRng) -> Vec<b
     (0..words).map(|word| arrives[line_of(word) as usize]).collect()
 }
 
-/// The words of a WRITE that arrive, each as a request of its own; none of what has one word.
+/// Whether something of it can arrive without the rest.
+pub(crate) fn has_parts(verb: &Verb) -> bool {
+    matches!(verb, Verb::Write(_) | Verb::Gather(_)) && verb.bytes() > 8
+}
+
+/// The words of a WRITE that arrive, each as a request of its own; none of what has one word. `own` is the memory that the poster
+/// gathers from.
 pub(crate) fn pieces(
     request: &Request,
+    own: &LocalMemory,
     arrives: impl FnOnce(usize) -> Vec<bool>,
     mut ticket: impl FnMut() -> Ticket,
 ) -> Vec<Request> {
-    let Verb::Write(buffer) = &request.verb else { return Vec::new() };
-    if buffer.len() < 2 {
+    let word = |index: usize| match &request.verb {
+        Verb::Write(buffer) => buffer.get(index).copied(),
+        Verb::Gather(gather) => gather.word(own, index),
+        _ => None,
+    };
+    if !has_parts(&request.verb) {
         return Vec::new();
     }
-    let words = buffer.iter().enumerate().zip(arrives(buffer.len())).filter(|(_, arrives)| *arrives);
+    let arrives = arrives(request.verb.bytes() / 8);
+    let words = (0..).zip(arrives).filter_map(|(index, arrives)| Some((index, word(index).filter(|_| arrives)?)));
     words
-        .map(|((index, &word), _)| Request {
-            ticket: ticket(),
-            at: request.at.word(index),
-            verb: Verb::WriteWord(word),
-        })
+        .map(|(index, word)| Request { ticket: ticket(), at: request.at.word(index), verb: Verb::WriteWord(word) })
         .collect()
 }
 
@@ -50,9 +59,11 @@ mod tests {
         Completion, Done, Endpoint, Fabric,
         buffer::{Buffer, Buffers},
         clock::Clock,
-        connection::{PeerId, far},
-        faulty::{FaultKinds, FaultOptions, FaultyFabric},
-        listener::{Change, ListenOptions},
+        connection::{ConnectionState, PeerId, far},
+        error::Error,
+        faulty::{FaultKinds, FaultOptions, FaultyFabric, FaultyListener},
+        gather::{Gather, Piece},
+        listener::{CONNECTION_BYTES_MIN, Change, ListenOptions, Listener, ServerEndpoint},
         lock::OwnerId,
         mem::{MemFabric, MemOptions},
         mortal::{MortalFabric, Order},
@@ -115,6 +126,19 @@ mod tests {
         words.iter().map(|word| word.load(Ordering::Relaxed) == 1).collect()
     }
 
+    /// The number of who comes next.
+    fn joined(port: &mut dyn ServerEndpoint) -> ServerId {
+        let mut changes = Vec::new();
+        loop {
+            port.changes(true, &mut changes);
+            match changes.pop() {
+                Some(Change::Joined { peer, .. }) => return peer,
+                Some(left @ Change::Left { .. }) => panic!("{left:?}"),
+                None => {}
+            }
+        }
+    }
+
     /// Whoever trusts a WRITE of which the first word has arrived, or the last one, is wrong.
     fn expect_any_part(kinds: &BTreeSet<Vec<bool>>) {
         let some = |is: fn(bool, bool, bool) -> bool| {
@@ -161,6 +185,36 @@ mod tests {
         }
     }
 
+    /// The same, put together from words of its own and a piece of the region.
+    #[test]
+    fn of_a_gathered_write_that_fails_any_lines_arrive() {
+        const OWN: usize = 13;
+        for ordered_writes in [true, false] {
+            let kinds = (0..400).map(|seed| {
+                let memory = memory(MemOptions { ordered_writes, gather_max: 2, ..NASTY });
+                let first = at().offset() as usize / 8;
+                memory.raw_words(server())[first..][..WORDS].iter().for_each(|word| word.store(1, Ordering::Relaxed));
+                let listen = ListenOptions { endpoints: 1, connection_bytes: CONNECTION_BYTES_MIN };
+                let kinds = FaultKinds { refused: false, done: true, lost: false };
+                let options = FaultOptions { kinds, registrations_one_in: 0, ..FaultOptions::one_in(1, seed) };
+                let listener = FaultyListener::new(memory.listen(server(), &listen).unwrap(), options);
+                let mut port = listener.endpoint(0, 1, Clock::monotonic()).unwrap();
+                let mut worker = memory.endpoint(2, Clock::monotonic()).unwrap();
+                let open = worker.connect(server(), PeerId { owner: OwnerId::new(6).unwrap(), worker: 0 }).unwrap();
+                let (peer, buffers) = (joined(&mut *port), Buffers::default());
+                let pieces = vec![Piece::Own(0..OWN), Piece::Region(at(), WORDS - OWN)];
+                let gather = Verb::Gather(Box::new(Gather::new(buffer(&buffers, OWN, 1), pieces)));
+                let (at, ticket) = (far(peer, at().offset()), Ticket(7));
+                port.ring(&mut vec![Request { ticket, at, verb: gather }]);
+                assert!(completed(&mut *port, ticket).outcome.is_err());
+                open[first..][..WORDS].iter().map(|word| word.load(Ordering::Relaxed) == 1).collect()
+            });
+            let kinds: BTreeSet<Vec<bool>> = kinds.collect();
+            assert!(kinds.contains(&vec![true; WORDS]), "none has arrived whole");
+            expect_any_part(&kinds);
+        }
+    }
+
     /// On one thread: no other one has to come in between.
     #[test]
     fn a_line_may_be_read_while_it_is_written() {
@@ -187,7 +241,7 @@ mod tests {
 
     /// A compute server that is dead answers nobody.
     #[test]
-    fn a_dead_listener_sends_nothing() {
+    fn a_dead_listener_sends_nothing_and_lets_nobody_in() {
         let (memory, owner) = (memory(MemOptions::default()), OwnerId::new(5).unwrap());
         let mortal = MortalFabric::new(memory.clone(), Order::Posted, false);
         let _claim = mortal.claim(owner).unwrap();
@@ -196,16 +250,9 @@ mod tests {
         let mut asker = memory.endpoint(2, Clock::monotonic()).unwrap();
         let number = asker.peer(owner).unwrap();
         let open = asker.connect(number, PeerId { owner: OwnerId::new(6).unwrap(), worker: 0 }).unwrap();
-        let (mut changes, mut peer) = (Vec::new(), None);
-        while peer.is_none() {
-            port.changes(true, &mut changes);
-            peer = changes.pop().map(|change| match change {
-                Change::Joined { peer, .. } => peer,
-                left @ Change::Left { .. } => panic!("{left:?}"),
-            });
-        }
+        let peer = joined(&mut *port);
         let answer = |port: &mut dyn Endpoint, word| {
-            let (at, ticket) = (far(peer.unwrap(), 0), Ticket(word));
+            let (at, ticket) = (far(peer, 0), Ticket(word));
             port.ring(&mut vec![Request { ticket, at, verb: Verb::WriteWord(word) }]);
             (completed(port, ticket).outcome.is_ok(), open[0].load(Ordering::Acquire))
         };
@@ -213,5 +260,9 @@ mod tests {
         mortal.dies_after(0);
         assert_eq!(answer(&mut *port, 2), (false, 1));
         assert_eq!(mortal.since_told(), (1, true));
+        // Who has asked it learns that, and nobody else gets in.
+        assert_eq!(asker.connection_state(number), ConnectionState::Dead);
+        let refused = asker.connect(number, PeerId { owner: OwnerId::new(7).unwrap(), worker: 0 });
+        assert!(matches!(refused, Err(Error::PeerMissing { .. })), "{refused:?}");
     }
 }

@@ -37,7 +37,7 @@ use crate::{
     clock::Clock,
     connection::{ConnectionState, ListenerId, OpenMemory, PeerId, far, far_offset},
     cut,
-    endpoint::{Capabilities, Completion, Endpoint, Request, Ticket, Verb},
+    endpoint::{Capabilities, Completion, Endpoint, Request, Ticket},
     error::Error,
     fabric::{Fabric, Liveness, OwnerClaim},
     listener::{Change, EndpointWaker, ListenOptions, Listener, ServerEndpoint},
@@ -174,11 +174,11 @@ impl Injector {
         one_in != 0 && self.rng.random_ratio(1, one_in)
     }
 
-    /// Leaves in `requests` what is to be carried out.
-    fn choose(&mut self, requests: &mut Vec<Request>) {
+    /// Leaves in `requests` what is to be carried out; `own` is the memory that they gather from.
+    fn choose(&mut self, requests: &mut Vec<Request>, own: &LocalMemory) {
         let mut carried = Vec::with_capacity(requests.len());
         for request in requests.drain(..) {
-            match self.chosen(&request) {
+            match self.chosen(&request, own) {
                 Chosen::Carried => carried.push(request),
                 Chosen::InPieces(mut pieces) => carried.append(&mut pieces),
                 Chosen::Left => {}
@@ -187,7 +187,7 @@ impl Injector {
         *requests = carried;
     }
 
-    fn chosen(&mut self, request: &Request) -> Chosen {
+    fn chosen(&mut self, request: &Request, own: &LocalMemory) -> Chosen {
         let (path, at, what) = (path_of(request.at), request.at, request.verb.name());
         if !self.breaks.contains_key(&path) && self.happens(self.options.requests_one_in) {
             self.begin_break(path);
@@ -209,9 +209,9 @@ impl Injector {
             return Chosen::Left;
         }
         let may_be_cut = is_last || !self.is_ordered;
-        if may_be_cut && matches!(&request.verb, Verb::Write(buffer) if buffer.len() > 1) && self.rng.random() {
+        if may_be_cut && cut::has_parts(&request.verb) && self.rng.random() {
             let lines = |words| cut::some_lines(at, words, &mut self.rng);
-            let pieces = cut::pieces(request, lines, || {
+            let pieces = cut::pieces(request, own, lines, || {
                 self.next_piece -= 1;
                 Ticket(self.next_piece)
             });
@@ -331,7 +331,7 @@ impl Fabric for FaultyFabric {
         let inner = self.inner.endpoint(seed, clock)?;
         let number = self.endpoints.fetch_add(1, Ordering::Relaxed);
         let injector = Injector::new(self.options, seed ^ number << 48, inner.capabilities().ordered_writes);
-        Ok(Box::new(FaultyEndpoint { inner, injector, early: Vec::new() }))
+        Ok(Box::new(FaultyEndpoint { inner, injector, early: Vec::new(), own: LocalMemory::none() }))
     }
 
     fn claim(&self, owner: OwnerId) -> Result<Box<dyn OwnerClaim>, Error> {
@@ -357,6 +357,8 @@ struct FaultyEndpoint<E: ?Sized> {
     injector: Injector,
     /// Failures that did not wait for a poll.
     early: Vec<Completion>,
+    /// The memory that it gathers from.
+    own: LocalMemory,
     inner: Box<E>,
 }
 
@@ -382,7 +384,7 @@ impl<E: Endpoint + ?Sized> Endpoint for FaultyEndpoint<E> {
     }
 
     fn ring(&mut self, requests: &mut Vec<Request>) {
-        self.injector.choose(requests);
+        self.injector.choose(requests, &self.own);
         if !requests.is_empty() {
             self.inner.ring(requests);
         }
@@ -484,7 +486,8 @@ impl Listener for FaultyListener {
     fn endpoint(&self, number: usize, seed: u64, clock: Clock) -> Result<Box<dyn ServerEndpoint>, Error> {
         let inner = self.inner.endpoint(number, seed, clock)?;
         let injector = Injector::new(self.options, seed, inner.capabilities().ordered_writes);
-        Ok(Box::new(FaultyEndpoint { inner, injector, early: Vec::new() }))
+        let own = inner.memory().clone();
+        Ok(Box::new(FaultyEndpoint { inner, injector, early: Vec::new(), own }))
     }
 
     fn shut(&self) {

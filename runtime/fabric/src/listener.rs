@@ -12,8 +12,9 @@ use crate::{
     ptr::ServerId,
 };
 
-/// Why a memory server without threads takes no messages.
-pub(crate) const NO_THREADS: &str = "it has no threads for them; start it with `farlink serve --threads N`";
+/// Why a memory server without threads takes no messages, or one whose threads have ended.
+pub(crate) const NO_THREADS: &str =
+    "it has no threads for them, or those have ended: its log may say why; start it with `farlink serve --threads N`";
 
 /// News of an endpoint's peers.
 #[derive(Debug)]

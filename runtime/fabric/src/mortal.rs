@@ -1,8 +1,8 @@
 //! A fabric that dies, or stops: it carries out so many requests, and none after them.
 //!
 //! For tests that kill a compute server after each of its requests in turn, inside one process. To the memory servers it looks as
-//! if the compute server had been killed: nothing of it arrives any more. The compute server itself is told that all memory servers
-//! are lost, so that its operations end.
+//! if the compute server had been killed: nothing of it arrives any more, and it takes no messages. The compute server itself is told that
+//! all memory servers are lost, so that its operations end.
 //!
 //! The doorbell in which it dies has its requests carried out in the order of posting for each memory server, and one memory server's
 //! before another's: whose first is up to the [`Order`]. The request at which it dies can be torn: of a WRITE of several words the first
@@ -20,7 +20,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use crate::{
     buffer::LocalKey,
     clock::Clock,
-    connection::{ConnectionState, ListenerId, OpenMemory, PeerId},
+    connection::{ConnectionState, ListenerId, OpenMemory, PeerId, far_offset},
     cut,
     endpoint::{Capabilities, Completion, Endpoint, Request, Ticket},
     error::Error,
@@ -52,6 +52,8 @@ struct Life {
     is_cut_off: AtomicBool,
     /// What others know its compute server by.
     claims: Mutex<Vec<Box<dyn OwnerClaim>>>,
+    /// Where it takes messages.
+    listeners: Mutex<Vec<std::sync::Weak<dyn Listener>>>,
 }
 
 /// Of all endpoints together, under one lock: memory servers have several threads.
@@ -95,6 +97,14 @@ impl Life {
         counts.is_dead |= dies;
         Fate::Carried { left, dies }
     }
+
+    /// Nobody is let in by the dead.
+    fn shut_if_dead(&self) {
+        if lock(&self.counts).is_dead {
+            let listeners = std::mem::take(&mut *lock(&self.listeners));
+            listeners.iter().filter_map(std::sync::Weak::upgrade).for_each(|listener| listener.shut());
+        }
+    }
 }
 
 /// A fabric that dies; see the [module](self).
@@ -122,6 +132,7 @@ impl MortalFabric {
             }),
             is_cut_off: AtomicBool::new(false),
             claims: Mutex::default(),
+            listeners: Mutex::default(),
         };
         Self { inner, life: Arc::new(life), order, tears, seed: 0 }
     }
@@ -191,7 +202,10 @@ impl Fabric for MortalFabric {
     }
 
     fn peer_listener(&self, owner: OwnerId, options: &ListenOptions) -> Result<Box<dyn Listener>, Error> {
-        Ok(Box::new(MortalListener { inner: self.inner.peer_listener(owner, options)?, fabric: self.clone() }))
+        let inner: std::sync::Arc<dyn Listener> = self.inner.peer_listener(owner, options)?.into();
+        lock(&self.life.listeners).push(std::sync::Arc::downgrade(&inner));
+        self.life.shut_if_dead();
+        Ok(Box::new(MortalListener { inner, fabric: self.clone() }))
     }
 
     fn check_servers(&self) -> Result<(), Error> {
@@ -218,7 +232,7 @@ impl Drop for MortalClaim {
 /// Of a compute server to which others send messages: it dies with it.
 #[derive(Debug)]
 struct MortalListener {
-    inner: Box<dyn Listener>,
+    inner: std::sync::Arc<dyn Listener>,
     fabric: MortalFabric,
 }
 
@@ -294,17 +308,25 @@ impl<E: Endpoint + ?Sized> MortalEndpoint<E> {
         }
     }
 
+    /// What was kept back for a message connection that is closed does not go over the next one.
+    fn fail_kept_of(&mut self, other: ServerId) {
+        let is_there = |request: &mut Request| request.at.server() == other && far_offset(request.at).is_some();
+        self.failed.extend(self.kept.extract_if(.., is_there).map(cut_off));
+    }
+
     /// It is told that its connections broke.
     fn break_kept(&mut self, completions: &mut Vec<Completion>) {
         if self.fabric.life.is_cut_off.load(Ordering::Acquire) && (self.is_broken || !self.kept.is_empty()) {
             (self.is_broken, self.knows) = (false, true);
-            completions.extend(self.kept.drain(..).map(|request| {
-                let why = "the connection was cut".into();
-                let failed = Error::RequestFailed { what: request.verb.name(), at: request.at, why };
-                Completion { ticket: request.ticket, outcome: Err(Box::new(failed)) }
-            }));
+            completions.extend(self.kept.drain(..).map(cut_off));
         }
     }
+}
+
+fn cut_off(request: Request) -> Completion {
+    let why = "the connection was cut".into();
+    let failed = Error::RequestFailed { what: request.verb.name(), at: request.at, why };
+    Completion { ticket: request.ticket, outcome: Err(Box::new(failed)) }
 }
 
 /// What arrives of a WRITE of several words that is torn: some of the first ones, or of the last ones, or of its lines any.
@@ -318,7 +340,8 @@ fn torn(request: &Request, seed: u64) -> Vec<Request> {
             _ => cut::some_lines(request.at, words, &mut rng),
         }
     };
-    cut::pieces(request, arrives, || FORGOTTEN)
+    // Compute servers gather nothing.
+    cut::pieces(request, &LocalMemory::none(), arrives, || FORGOTTEN)
 }
 
 impl<E: Endpoint + ?Sized> Endpoint for MortalEndpoint<E> {
@@ -338,6 +361,9 @@ impl<E: Endpoint + ?Sized> Endpoint for MortalEndpoint<E> {
         };
         if left >= requests.len() as u64 {
             return self.inner.ring(requests);
+        }
+        if dies {
+            self.fabric.life.shut_if_dead();
         }
         match self.fabric.order {
             Order::Posted => {}
@@ -375,6 +401,7 @@ impl<E: Endpoint + ?Sized> Endpoint for MortalEndpoint<E> {
     }
 
     fn connect(&mut self, server: ServerId, who: PeerId) -> Result<OpenMemory, Error> {
+        self.fail_kept_of(server);
         self.inner.connect(server, who)
     }
 
@@ -383,6 +410,7 @@ impl<E: Endpoint + ?Sized> Endpoint for MortalEndpoint<E> {
     }
 
     fn disconnect(&mut self, server: ServerId) {
+        self.fail_kept_of(server);
         self.inner.disconnect(server);
     }
 
@@ -397,7 +425,13 @@ impl<E: Endpoint + ?Sized> Endpoint for MortalEndpoint<E> {
 
 impl ServerEndpoint for MortalEndpoint<dyn ServerEndpoint> {
     fn changes(&mut self, thorough: bool, changes: &mut Vec<Change>) {
+        let before = changes.len();
         self.inner.changes(thorough, changes);
+        for change in &changes[before..] {
+            if let Change::Left { peer, .. } = change {
+                self.fail_kept_of(*peer);
+            }
+        }
     }
 
     fn memory(&self) -> &LocalMemory {
@@ -405,6 +439,7 @@ impl ServerEndpoint for MortalEndpoint<dyn ServerEndpoint> {
     }
 
     fn dismiss(&mut self, peer: ServerId) {
+        self.fail_kept_of(peer);
         self.inner.dismiss(peer);
     }
 

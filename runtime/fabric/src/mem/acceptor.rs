@@ -252,12 +252,10 @@ impl Acceptor {
                 ConnectionMemory::file(dir, acceptor.whose, endpoint, acceptor.connection_bytes, who)?
             }
         };
+        let end = WorkerEnd { acceptor: Arc::clone(acceptor), endpoint, memory, end: IN_ORDER };
         acceptor.tell(endpoint);
-        if !acceptor.is_open() {
-            memory.remove_file();
-            return Err(missing(acceptor.whose, "it has just stopped to take messages"));
-        }
-        Ok(WorkerEnd { acceptor: Arc::clone(acceptor), endpoint, memory, end: IN_ORDER })
+        // Else it is closed again: an endpoint may have found it.
+        if acceptor.is_open() { Ok(end) } else { Err(missing(acceptor.whose, "it has just stopped to take messages")) }
     }
 
     /// The connections that were left at an endpoint and that `known` does not know.
@@ -509,6 +507,18 @@ const _: () = assert!(CONNECTION_BYTES_MIN.is_multiple_of(4096));
 mod tests {
     use super::*;
     use crate::ptr::ServerId;
+
+    /// An endpoint that takes it in finds it closed.
+    #[test]
+    fn who_comes_as_a_listener_ends_leaves_nobody_behind() {
+        let whose = ListenerId::Memory(ServerId::new(0).unwrap());
+        let acceptor = Arc::new(Acceptor::in_process(whose, &ListenOptions::default()).unwrap());
+        acceptor.shut();
+        let refused = Acceptor::connect(&acceptor, PeerId { owner: OwnerId::new(5).unwrap(), worker: 0 });
+        assert!(refused.is_err());
+        let arrived = acceptor.arrived(0, |_| false).into_iter().map(|memory| ServerEnd::new(memory).closed_in_order());
+        assert_eq!(arrived.collect::<Vec<_>>(), [Some(true)]);
+    }
 
     #[test]
     fn a_listener_that_ends_late_leaves_its_successor_alone() {

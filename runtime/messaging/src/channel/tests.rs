@@ -1,8 +1,9 @@
 //! A channel of a worker that a test turns.
 
+mod lost;
+
 use std::{
     cell::{Cell, RefCell},
-    future::poll_fn,
     pin::pin,
     rc::Rc,
     sync::{
@@ -18,7 +19,7 @@ use farlink_fabric::{
     buffer::{Buffer, Buffers},
     clock::Clock,
     connection::PeerId,
-    listener::{Change, ListenOptions, ServerEndpoint},
+    listener::{CONNECTION_BYTES_MIN, Change, ListenOptions, ServerEndpoint},
     lock::OwnerId,
     mem::{MemFabric, MemOptions},
     ptr::ServerId,
@@ -47,13 +48,19 @@ struct Worker {
     buffers: Buffers,
     /// How many more it gives out before it refuses one.
     buffers_left: Cell<u64>,
+    number: u32,
     channels: Channels,
     now_ns: Cell<u64>,
 }
 
 impl Worker {
     fn new(fabric: &MemFabric) -> Rc<Self> {
+        Self::with_number(fabric, 0)
+    }
+
+    fn with_number(fabric: &MemFabric, number: u32) -> Rc<Self> {
         Rc::new(Self {
+            number,
             endpoint: RefCell::new(fabric.endpoint(1, Clock::monotonic()).unwrap()),
             outbox: RefCell::default(),
             buffers: Buffers::default(),
@@ -88,7 +95,7 @@ impl Host for Worker {
     }
 
     fn peer_id(&self) -> PeerId {
-        PeerId { owner: OwnerId::new(5).unwrap(), worker: 0 }
+        PeerId { owner: OwnerId::new(5).unwrap(), worker: self.number }
     }
 
     fn capabilities(&self) -> Capabilities {
@@ -320,51 +327,6 @@ fn a_memory_server_that_ends_is_left() {
         panic!("{ended:?}")
     };
     assert_eq!(answered, [600]);
-    worker.channels.close(&*worker);
-}
-
-/// A request that was framed when its connection failed goes over the next one as a repeat, and in no other way.
-#[test]
-fn what_was_posted_to_a_connection_that_failed_is_not_sent_over_the_next_one() {
-    let fabric = MemFabric::in_process(vec![Region::anonymous(1 << 20).unwrap()], MemOptions::default());
-    let id = ServerId::new(0).unwrap();
-    let listener = fabric.listen(id, &ListenOptions::default()).unwrap();
-    let answers = Arc::new(AtomicBool::new(true));
-    let counts = |_| {
-        let counts = Counts { has_come: Arc::default(), may_answer: Arc::clone(&answers) };
-        Ok(Box::new(counts) as Box<dyn Service>)
-    };
-    let clock = Clock::monotonic();
-    let mut server = ManualMessageServer::new(listener, &ServeMessages::default(), &clock, counts).unwrap();
-    let worker = Worker::new(&fabric);
-    let mut asking = pin!(async {
-        let channel = Channel::open(Rc::clone(&worker) as Rc<dyn Host>, id, ChannelOptions::default()).await?;
-        for _ in 0..10 {
-            channel.request(Kind(1), &1u64, Priority::Latency).await?;
-        }
-        // The urgent one is framed and posted, then there is no memory for the other one.
-        worker.buffers_left.set(1);
-        let mut urgent = pin!(channel.request(Kind(1), &1u64, Priority::Latency));
-        let mut other = pin!(channel.request(Kind(1), &1u64, Priority::BestEffort));
-        let mut begun = None;
-        poll_fn(|cx| {
-            begun.get_or_insert_with(|| assert!(other.as_mut().poll(cx).is_pending()));
-            urgent.as_mut().poll(cx)
-        })
-        .await?;
-        other.await.map(drop)
-    });
-    let ended = (0..10_000).find_map(|_| {
-        worker.turn();
-        server.turn();
-        match asking.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(ended) => Some(ended),
-            Poll::Pending => None,
-        }
-    });
-    assert!(matches!(ended, Some(Ok(()))), "{ended:?}");
-    let ServerCounts { requests, joined, dropped, malformed, .. } = server.counts();
-    assert_eq!((requests, joined, dropped, malformed), (12, 2, 0, 0));
     worker.channels.close(&*worker);
 }
 

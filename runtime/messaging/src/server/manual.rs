@@ -52,6 +52,13 @@ impl ManualMessageServer {
         self.shared.counts()
     }
 
+    /// Sessions and connections that there is room for, and workers that are known.
+    #[cfg(test)]
+    pub(crate) fn held(&self) -> (usize, usize, usize) {
+        let sum = |of: fn(&Thread) -> usize| self.threads.iter().map(of).sum();
+        (sum(|thread| thread.sessions.len()), sum(|thread| thread.peers.len()), sum(|thread| thread.by_worker.len()))
+    }
+
     /// How many connections are open.
     pub fn peers(&self) -> usize {
         self.shared.peers()
