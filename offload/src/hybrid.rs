@@ -90,14 +90,19 @@ impl<P: Plugin> Hybrid<P> {
     async fn search<O: Operation<Plugin = P>>(&self, operation: &O) -> Result<Found<O::Output>, Error> {
         let answer = match self.shipper.ship(operation, From::Above).await {
             Err(Error::Messaging(MessagingError::OutcomeUnknown { .. })) => {
-                self.shipper.ship(operation, From::Above).await?
+                self.shipper.ship(operation, From::Above).await
             }
-            answer => answer?,
+            answer => answer,
         };
         match answer {
-            Answer::Done(shipped) => Ok(Found::Done(shipped.output)),
-            Answer::GoOn(page) => Ok(Found::From(Start::Page(page))),
-            Answer::Declined(_) => Ok(Found::From(Start::Root)),
+            Ok(Answer::Done(shipped)) => Ok(Found::Done(shipped.output)),
+            Ok(Answer::GoOn(page)) => Ok(Found::From(Start::Page(page))),
+            Ok(Answer::Declined(_)) => Ok(Found::From(Start::Root)),
+            Err(error @ Error::NotBegun { .. }) => {
+                tracing::debug!(%error, "the inner levels are searched from here instead");
+                Ok(Found::From(Start::Root))
+            }
+            Err(error) => Err(error),
         }
     }
 }

@@ -237,7 +237,13 @@ impl<P: Plugin> Chooser<P> {
                 self.ships_no_more_to(server);
                 Ok(())
             }
-            // It may be that the memory server cannot begin anything now: it does not join the cluster, or gets no memory.
+            // The memory server does not join the cluster, for example.
+            Error::NotBegun { .. } => {
+                tracing::debug!(%server, %error, "an operation that a memory server could not begin is done here instead");
+                self.came_back::<O>(server, level, start_ns);
+                Ok(())
+            }
+            // Or it gets no memory.
             Error::OnServer { .. } | Error::OutOfMemory { .. } if O::READS_ONLY => {
                 tracing::debug!(%server, %error, "an operation that only reads is done here instead");
                 self.came_back::<O>(server, level, start_ns);

@@ -426,6 +426,17 @@ pub enum Error {
         why: String,
     },
 
+    /// A memory server could not begin an operation that was sent to it.
+    #[error(
+        "memory server {server} could not begin an operation, and has changed nothing: {why}; once that is mended there, try again"
+    )]
+    NotBegun {
+        /// The memory server.
+        server: ServerId,
+        /// Why not.
+        why: String,
+    },
+
     /// Input to a bulk load is not in strictly ascending order.
     #[error(
         "entry {position} of the bulk load has key {key}, not above its predecessor; sort and deduplicate the input"

@@ -95,7 +95,9 @@ pub(crate) fn is_the_fabrics(error: &Error) -> bool {
         | Error::Messaging(MessagingError::OutcomeUnknown { .. })
         | Error::InstallUnknown { .. } => true,
         Error::OwnerLost { .. } => true,
-        Error::OnServer { why, .. } | Error::AtOwner { why, .. } => why.contains("refuses to register"),
+        Error::OnServer { why, .. } | Error::NotBegun { why, .. } | Error::AtOwner { why, .. } => {
+            why.contains("refuses to register")
+        }
         _ => false,
     }
 }

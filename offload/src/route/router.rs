@@ -224,7 +224,7 @@ impl<P: Plugin> Inner<P> {
             ReplyHeader::Done { .. } => Ok(decode_all(words)?),
             ReplyHeader::NotOwned(epoch) => Err(Error::NotOwned { name: name.clone(), epoch }),
             ReplyHeader::Failed(failure) => Err(failure.into_error(|why| Error::AtOwner { owner, why })),
-            ReplyHeader::Declined(_) | ReplyHeader::GoOn(_) => {
+            ReplyHeader::Declined(_) | ReplyHeader::GoOn(_) | ReplyHeader::NotBegun(_) => {
                 Err(Error::Malformed("an owner answered as a memory server would"))
             }
         }

@@ -17,7 +17,7 @@ use farlink_runtime::{
 
 use super::{
     Decline,
-    layout::{At, CallHeader, ReplyHeader, SHIP},
+    layout::{At, CallHeader, ReplyHeader, SHIP, not_begun},
 };
 
 /// Where a shipped operation begins.
@@ -128,6 +128,7 @@ fn answer<T: Wire>(server: ServerId, reply: &Reply) -> Result<Answer<T>, Error> 
         (ReplyHeader::GoOn(page), _) => Ok(Answer::GoOn(page)),
         (ReplyHeader::NotOwned(_), _) => Err(Error::Malformed("a memory server answered as an owner would")),
         (ReplyHeader::Failed(failure), _) => Err(failure.into_error(|why| Error::OnServer { server, why })),
+        (ReplyHeader::NotBegun(failure), _) => Err(not_begun(server, failure)),
     }
 }
 
@@ -162,7 +163,7 @@ impl<P: Plugin> Shipper<P> {
     /// its way, and nobody learns which pages it has changed.
     ///
     /// # Errors
-    /// What the operation failed with; [`Error::Owned`] if it may change something, begins at the root, and somebody owns some of
+    /// What the operation failed with; [`Error::NotBegun`] if the memory server could not even begin it; [`Error::Owned`] if it may change something, begins at the root, and somebody owns some of
     /// the structure; [`Error::UnknownOperation`] if the memory server knows no such operation or structure;
     /// [`ServerMissing`](farlink_runtime::fabric::Error::ServerMissing) if it takes no messages;
     /// [`MessagingError::OutcomeUnknown`] if it was lost in mid-request.
@@ -262,6 +263,7 @@ impl<P: Plugin> Shipper<P> {
         match ReplyHeader::decode(&mut words)?.0 {
             ReplyHeader::Done { .. } => Ok(operation.assemble(words)?),
             ReplyHeader::Failed(failure) => Err(failure.into_error(|why| Error::OnServer { server, why })),
+            ReplyHeader::NotBegun(failure) => Err(not_begun(server, failure)),
             _ => Err(Error::Malformed("an operation that began at the root was declined")),
         }
     }

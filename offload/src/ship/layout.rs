@@ -13,6 +13,7 @@
 //!          declined  which reason
 //!          go on     the link to the page from which the rest is to be done
 //!          failed    which failure; its words
+//!          not begun which failure; its words
 //!          not owned the epoch of the partition map, as the compute server that was asked knows it
 //! ```
 
@@ -22,7 +23,7 @@ use farlink_runtime::{
     messaging::{Kind, REPLY_WORDS_MAX},
     operation::Code,
     page::{SizeClass, StructureId},
-    ptr::{Link, RemotePtr},
+    ptr::{Link, RemotePtr, ServerId},
     wire::{DecodeError, Wire},
 };
 
@@ -85,6 +86,7 @@ const DECLINED: u8 = 1;
 const FAILED: u8 = 2;
 const GO_ON: u8 = 3;
 const NOT_OWNED: u8 = 4;
+const NOT_BEGUN: u8 = 5;
 
 /// A reply, its result as words.
 #[derive(Debug)]
@@ -99,6 +101,8 @@ pub(crate) enum ReplyHeader {
     Declined(Decline),
     GoOn(Link),
     Failed(Failure),
+    /// It was not begun.
+    NotBegun(Failure),
     /// By a compute server that does not own what it is about; the newest epoch of the partition map that it knows.
     NotOwned(u64),
 }
@@ -140,6 +144,15 @@ impl Failure {
             Self::Other(why) => other(why),
         }
     }
+}
+
+/// What a memory server says that could not begin an operation.
+pub(super) fn not_begun(server: ServerId, failure: Failure) -> Error {
+    let why = match failure {
+        Failure::Other(why) => why,
+        known => known.into_error(|why| Error::OnServer { server, why }).to_string(),
+    };
+    Error::NotBegun { server, why }
 }
 
 fn encode_text(number: u64, text: &str, to: &mut Vec<u64>) {
@@ -210,6 +223,10 @@ impl ReplyHeader {
                 to.push(first(FAILED));
                 failure.encode(to);
             }
+            Self::NotBegun(failure) => {
+                to.push(first(NOT_BEGUN));
+                failure.encode(to);
+            }
         }
     }
 
@@ -227,6 +244,7 @@ impl ReplyHeader {
             }
             GO_ON => Self::GoOn(Link::decode(from)?),
             FAILED => Self::Failed(Failure::decode(from)?),
+            NOT_BEGUN => Self::NotBegun(Failure::decode(from)?),
             NOT_OWNED => Self::NotOwned(u64::decode(from)?),
             _ => return Err(DecodeError("nobody knows what became of a shipped operation")),
         };

@@ -160,7 +160,7 @@ async fn run<O: Operation>(thread: Rc<Thread>, header: CallHeader, scope: ScopeO
         Ok(None) => return reply.refuse(Refusal::UnknownKind),
         Err(error) => {
             thread.carried_out(Outcome::Failed, 0).await;
-            return reply.send_with(|to| ReplyHeader::of(error).encode(0, to));
+            return reply.send_with(|to| ReplyHeader::NotBegun(Failure::of(&error)).encode(0, to));
         }
     };
     let access = OnServer::<O::Plugin>::new(one_sided, thread.memory(), scope, operation.scope());
@@ -197,7 +197,7 @@ async fn run_in_pieces<O: InPieces>(thread: Rc<Thread>, header: CallHeader, oper
         Ok(None) => return reply.refuse(Refusal::UnknownKind),
         Err(error) => {
             thread.carried_out(Outcome::Failed, 0).await;
-            return reply.send_with(|to| ReplyHeader::of(error).encode(0, to));
+            return reply.send_with(|to| ReplyHeader::NotBegun(Failure::of(&error)).encode(0, to));
         }
     };
     let sending = thread.sending();

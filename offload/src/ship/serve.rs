@@ -275,7 +275,7 @@ impl Service for ShipService {
                 return waiting.push((request.words().to_vec(), reply));
             }
             if let Some(Err(failure)) = self.start(None) {
-                return reply.send_with(|to| ReplyHeader::Failed(failure).encode(0, to));
+                return reply.send_with(|to| ReplyHeader::NotBegun(failure).encode(0, to));
             }
         }
         self.begin(request.words(), reply);
@@ -288,7 +288,7 @@ impl Service for ShipService {
             for (words, reply) in self.waiting.take().into_iter().flat_map(|(_, waiting)| waiting) {
                 match &started {
                     Ok(()) => self.begin(&words, reply),
-                    Err(failure) => reply.send_with(|to| ReplyHeader::Failed(failure.clone()).encode(0, to)),
+                    Err(failure) => reply.send_with(|to| ReplyHeader::NotBegun(failure.clone()).encode(0, to)),
                 }
             }
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use farlink_offload::{
-    Adaptive, Policies, Remote,
+    Adaptive, Hybrid, Policies, Remote,
     policy::Always,
     ship::{ShipOptions, ShipServer},
 };
@@ -79,9 +79,9 @@ fn a_memory_server_places_pages_as_the_structure_says() {
         .unwrap();
 }
 
-/// A memory server that cannot join the cluster keeps nobody from reading.
+/// A memory server that cannot join the cluster keeps nobody from reading and changing.
 #[test]
-fn what_only_reads_is_done_here_if_a_memory_server_cannot() {
+fn what_a_memory_server_cannot_begin_is_done_here() {
     let _watch = Watchdog::start("cannot join", Duration::from_secs(60));
     let why: [fn() -> Error; 2] = [
         || Error::OutOfMemory { class: SizeClass::SMALLEST },
@@ -101,12 +101,22 @@ fn what_only_reads_is_done_here_if_a_memory_server_cannot() {
             tree.insert(7, 70).await.unwrap();
             let shipped = always(&worker, &tree);
             assert_eq!(shipped.get(7).await.unwrap(), Some(70));
-            assert_eq!(shipped.range(..).take(9).await.unwrap(), [(7, 70)]);
-            assert_eq!(shipped.access().counts().shipped, 0);
+            shipped.insert(8, 80).await.unwrap();
+            let hybrid = BTree::over(Hybrid::new(&worker, tree.structure().clone(), Proof::Checksum));
+            hybrid.insert(9, 90).await.unwrap();
+            assert_eq!(hybrid.get(8).await.unwrap(), Some(80));
+            assert_eq!(shipped.range(..).take(9).await.unwrap(), [(7, 70), (8, 80), (9, 90)]);
+            assert_eq!((shipped.access().counts().shipped, shipped.access().counts().came_back), (0, 3));
             // Who has no other way is told why.
             let remote = BTree::over(Remote::new(&worker, tree.structure().clone()));
-            let refused = remote.get(7).await;
-            assert!(matches!(refused, Err(Error::OutOfMemory { .. } | Error::OnServer { .. })), "{refused:?}");
+            for refused in [remote.get(7).await, remote.insert(7, 71).await.map(|_| None)] {
+                let says_why = |error: &str| error.contains("try again") && error.contains(&why().to_string());
+                assert!(
+                    matches!(&refused, Err(error @ Error::NotBegun { .. }) if says_why(&error.to_string())),
+                    "{refused:?}"
+                );
+            }
+            assert_eq!(tree.get(7).await.unwrap(), Some(70));
         });
     }
 }
