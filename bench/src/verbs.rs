@@ -73,7 +73,7 @@ mod with {
         }
         writeln!(out, "farlink server {} listens on verbs://{}", args.server, server.address())?;
         announce_ready(out, args.server)?;
-        let ended = signals.wait(|| Ok(()));
+        let ended = signals.wait(|| Ok(server.check()?));
         // Leaves the cluster before its memory goes.
         drop(shipping);
         drop(server);

@@ -318,7 +318,10 @@ impl Device {
             // SAFETY: the event was just taken, and what it is about is not destroyed before it is acknowledged, which is here.
             unsafe { rdma::ibv_ack_async_event(event.as_mut_ptr()) };
             let failure = failure_of(kind);
-            tracing::debug!(device = self.info.name, kind, failure, "an event of a device");
+            match port_event(kind) {
+                Some(what) => tracing::warn!(device = self.info.name, what),
+                None => tracing::debug!(device = self.info.name, kind, failure, "an event of a device"),
+            }
             if let Some(failure) = failure {
                 let _ = self.failure.set(failure);
             }
@@ -421,6 +424,18 @@ fn failure_of(kind: u32) -> Option<&'static str> {
     }
 }
 
+/// What of the events of a device is said of a port.
+fn port_event(kind: u32) -> Option<&'static str> {
+    use rdma::ibv_event_type::{IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR};
+    const UP: u32 = IBV_EVENT_PORT_ACTIVE as u32;
+    const DOWN: u32 = IBV_EVENT_PORT_ERR as u32;
+    match kind {
+        UP => Some("a port is up again"),
+        DOWN => Some("a port is down: nothing reaches anybody over it until its link is up"),
+        _ => None,
+    }
+}
+
 fn query_device(context: &Context, name: &str) -> Result<rdma::ibv_device_attr, Error> {
     let mut attributes = MaybeUninit::<rdma::ibv_device_attr>::zeroed();
     // SAFETY: the context is open, and the attributes outlive the call.
@@ -509,6 +524,7 @@ mod tests {
     fn of_all_events_two_are_the_end_of_a_device() {
         let ends: Vec<u32> = (0..100).filter(|&kind| failure_of(kind).is_some()).collect();
         assert_eq!(ends, [0, 8]);
+        assert_eq!((0..100).filter(|&kind| port_event(kind).is_some()).collect::<Vec<_>>(), [9, 10]);
     }
 
     #[test]

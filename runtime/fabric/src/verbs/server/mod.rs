@@ -22,7 +22,7 @@ use std::{
 pub(super) use self::peer::PeerListener;
 use self::{acceptor::Acceptor, endpoint::VerbsListener, serving::Serving};
 use super::{
-    DeviceChoice, Reliability, Secret,
+    DeviceChoice, Reliability, Secret, device_fails,
     ib::{Access, Domain, Registered},
 };
 use crate::{
@@ -160,6 +160,21 @@ impl VerbsServer {
     /// The name of its device.
     pub fn device(&self) -> &str {
         &self.accepting.serving.device().name
+    }
+
+    /// Whether its device works, as far as the system has said: to be asked now and then. Compute servers find that it does not when they
+    /// reach nothing any more, so whoever learns it here has only to end.
+    ///
+    /// # Errors
+    /// [`Error::ServerLost`] if it does not.
+    pub fn check(&self) -> Result<(), Error> {
+        let Serving { place, .. } = &*self.accepting.serving;
+        match (self.accepting.serving.open_device().failure(), place.whose) {
+            (Some(failure), ListenerId::Memory(server)) => {
+                Err(Error::ServerLost { server, address: self.address().to_string(), why: device_fails(failure) })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// How many compute servers are connected.
