@@ -330,26 +330,6 @@ fn a_memory_server_that_ends_is_left() {
     worker.channels.close(&*worker);
 }
 
-/// A worker that has a core now and then for an exchange learns all the same within moments that a memory server is gone.
-#[test]
-fn a_worker_without_a_core_learns_of_a_loss() {
-    let fabric = MemFabric::in_process(vec![Region::anonymous(1 << 20).unwrap()], MemOptions::default());
-    let id = ServerId::new(0).unwrap();
-    let listener = fabric.listen(id, &ListenOptions::default()).unwrap();
-    let worker = Worker::new(&fabric);
-    let mut opening = pin!(Channel::open(Rc::clone(&worker) as Rc<dyn Host>, id, ChannelOptions::default()));
-    let mut poll = || opening.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-    assert!(poll().is_pending());
-    drop(listener);
-    let turns = (0..2 * u64::from(u16::MAX)).take_while(|_| {
-        worker.now_ns.set(worker.now_ns.get() + 3_000_000);
-        worker.turn();
-        poll().is_pending()
-    });
-    let turns = turns.count();
-    assert!(turns < 100, "told after {turns} exchanges");
-}
-
 /// A memory server that a test plays, and the session that it names.
 struct Played {
     port: Box<dyn ServerEndpoint>,
