@@ -8,6 +8,7 @@ use std::cell::Cell;
 
 use farlink_runtime::{
     access::{Access, Hint, Interrupt, Link, PageRef, Pages, PagesMut, Start},
+    error::Error,
     operation,
 };
 
@@ -34,12 +35,17 @@ const fn merged_count_max(capacity: usize) -> usize {
 /// Merges or evens out what a removal of `key` has left too empty, from the leaf upwards. What cannot be done because of
 /// others, or of a damaged page, is left for later: the removal itself is done.
 pub(super) async fn clean_up<A: Access<Plugin = Tree>>(access: &A, key: u64) {
-    let level = Cell::new(0);
+    let next = Cell::new((0, Neighbour::Right));
     operation::clean_up(&access.context().worker, ATTEMPTS_MAX, async || {
         for _ in 0..ATTEMPTS_MAX {
-            match clean_up_level(access, key, level.get()).await? {
-                Next::Done => break,
-                Next::Level(next) => level.set(next),
+            let (level, neighbour) = next.get();
+            match clean_up_level(access, key, level, neighbour).await {
+                Ok(Next::Done) => break,
+                Ok(Next::Level(above)) => next.set((above, Neighbour::Right)),
+                Err(Interrupt::Failed(error)) if neighbour == Neighbour::Right && is_others(&error) => {
+                    next.set((level, Neighbour::Left));
+                }
+                Err(interrupt) => return Err(interrupt),
             }
         }
         Ok(())
@@ -52,7 +58,26 @@ enum Next {
     Level(u8),
 }
 
-async fn clean_up_level<A: Access<Plugin = Tree>>(access: &A, key: u64, level: u8) -> Result<Next, Interrupt> {
+/// With which one a page merges.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Neighbour {
+    /// The right one; under the last link of a page the left one.
+    Right,
+    /// The left one: the right one is another owner's, or shared with it.
+    Left,
+}
+
+/// Whether something was refused because pages are other owners', too.
+fn is_others(error: &Error) -> bool {
+    matches!(error, Error::OutsidePartition { .. } | Error::SharedPage { .. })
+}
+
+async fn clean_up_level<A: Access<Plugin = Tree>>(
+    access: &A,
+    key: u64,
+    level: u8,
+    neighbour: Neighbour,
+) -> Result<Next, Interrupt> {
     let Descent { parent, page, .. } = descend::<_, Stays>(access, Start::Anew, key, level).await?;
     if page.at() == access.context().structure.root {
         return collapse_root(access, page).await;
@@ -61,21 +86,21 @@ async fn clean_up_level<A: Access<Plugin = Tree>>(access: &A, key: u64, level: u
     if page.read(|words| Node(words).count() >= least_count(Node(words).capacity()))? {
         return Ok(Next::Done);
     }
-    // Which children of the parent: this page, and its right neighbour or else its left one.
+    // Which children of the parent: this page, and its neighbour.
     let plan = parent.read(|words| {
         let node = Node(words);
         let index = node.child_for(key).filter(|&index| access.leads_to(node.child(index), &page))?;
-        let left = if index + 1 < node.count() { index } else { index.checked_sub(1)? };
-        let other = if left == index { left + 1 } else { left };
-        (node.side(key) == Side::Here).then(|| (left, left == index, node.child(other), node.count()))
+        let has_right = neighbour == Neighbour::Right && index + 1 < node.count();
+        let left = if has_right { Some(index) } else { index.checked_sub(1) };
+        let pair = left.map(|left| (left, left == index, node.child(left + usize::from(left == index))));
+        (node.side(key) == Side::Here).then(|| (pair, node.count()))
     })?;
-    let Some((left_index, page_is_left, other, siblings)) = plan else {
+    let Some((pair, siblings)) = plan else {
+        return Err(Interrupt::stale(parent.at(), "it does not lead to the page that is too empty"));
+    };
+    let Some((left_index, page_is_left, other)) = pair else {
         // An only child has no neighbour under this parent: the parent must merge first.
-        let only_child = parent.read(|words| Node(words).count() == 1)?;
-        return match only_child {
-            true => Ok(Next::Level(parent.level())),
-            false => Err(Interrupt::stale(parent.at(), "it does not lead to the page that is too empty")),
-        };
+        return Ok(if siblings == 1 { Next::Level(parent.level()) } else { Next::Done });
     };
     let other = access.follow(&parent, other, Hint::DOWN).await?;
     require_level(&other, level)?;

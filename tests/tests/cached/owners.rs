@@ -285,6 +285,32 @@ fn everything_is_removed_up_to_the_edges_and_comes_back() {
     }
 }
 
+/// The right neighbour of a region's last leaf is another owner's, so it merges with the left one.
+#[test]
+fn the_last_leaf_of_each_region_merges_with_its_left_neighbour() {
+    let mut model = sparse(3000);
+    let fabric = fabric(FabricProfile::Fast, 256, &model, 0.5);
+    let members = [1, 2, 3, 4].map(|seed| Member::join(&fabric, seed));
+    let cuts = [7000, 15_000, 23_000]
+        .map(|near| members[0].worker.block_on(members[0].tree.leaf_low(near)).unwrap());
+    let ends = cuts.into_iter().map(Some).chain([None]);
+    let lows = [0].into_iter().chain(cuts);
+    let before = members[0].worker.block_on(members[0].tree.check()).unwrap();
+    for (member, (low, high)) in members.iter().zip(lows.zip(ends)) {
+        let cache = cache(CACHE_BYTES_MIN, Admission::Always);
+        let tree = member.own(&cache, KeyRange { low, high });
+        let last: Vec<u64> = model.range(low..high.unwrap_or(u64::MAX)).rev().map(|(&key, _)| key).take(4).collect();
+        for key in last {
+            member.worker.block_on(take(&tree, &mut model, &Step::Remove(key), NEVER)).unwrap();
+        }
+        member.worker.block_on(tree.access().close()).unwrap();
+    }
+    settle(&members);
+    drop(members);
+    let after = assert_left_clean(&fabric, &model, "last leaves");
+    assert_eq!(after.pages_by_level[0], before.pages_by_level[0] - 4, "one leaf less for each region");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: settings::from_env("FARLINK_MODEL_CASES", 16), failure_persistence: None, ..ProptestConfig::default() })]
 
