@@ -5,17 +5,21 @@
 //! An operation begins on that server, which searches the inner levels and answers with the page from which the rest is to be
 //! done; from there on it is the same code over one-sided access. What needs the pages above (a split, a merge) begins anew
 //! one-sided at the root: inner pages have remote locks like all others. Theirs has the server put separators into them.
+//!
+//! Where the answer is the root, the message was in vain. So it is for operations that go down several links of the root, such as
+//! searches of an R-tree: once that has shown, they begin one-sided, and ask only now and then.
 
-use std::future::Future;
+use std::{cell::RefCell, future::Future, rc::Rc};
 
 use farlink_runtime::{
     access::{Cause, Interrupt, Link, Operation, Plugin, Start, Structure},
     error::Error,
     messaging::Error as MessagingError,
     one_sided::{OneSided, Proof},
-    operation::{Restarts, Run},
+    operation::{Code, Restarts, Run},
     worker::Handle,
 };
+use smallvec::SmallVec;
 
 use crate::ship::{Answer, From, Shipper};
 
@@ -24,6 +28,36 @@ use crate::ship::{Answer, From, Shipper};
 pub struct Hybrid<P: Plugin> {
     leaves: OneSided<P>,
     shipper: Shipper<P>,
+    in_vain: Rc<RefCell<InVain>>,
+}
+
+/// So many messages in a row are in vain before operations of that name begin without one.
+const IN_VAIN_MAX: u32 = 16;
+/// Of those one in so many asks: what the structure has become may make it pay.
+const ASKS_EVERY: u32 = 64;
+
+/// How many operations of a name in a row have asked the server in vain, or did not ask.
+#[derive(Debug, Default)]
+struct InVain(SmallVec<[(Code, u32); 4]>);
+
+impl InVain {
+    fn of(&mut self, operation: Code) -> &mut u32 {
+        let known = self.0.iter().position(|&(code, _)| code == operation);
+        let index = known.unwrap_or_else(|| {
+            self.0.push((operation, 0));
+            self.0.len() - 1
+        });
+        &mut self.0[index].1
+    }
+
+    /// Whether the next one is to ask. Counts it as one that did so in vain.
+    fn asks(&mut self, operation: Code) -> bool {
+        let count = self.of(operation);
+        let asks = *count < IN_VAIN_MAX || (*count - IN_VAIN_MAX) % ASKS_EVERY == ASKS_EVERY - 1;
+        // Wraps to where nothing is known.
+        *count = count.wrapping_add(1);
+        asks
+    }
 }
 
 /// From where an attempt goes on.
@@ -36,7 +70,7 @@ impl<P: Plugin> Hybrid<P> {
     /// Sends searches of the inner levels to the memory server of the root.
     pub fn new(worker: &Handle, structure: Structure, proof: Proof) -> Self {
         let shipper = Shipper::new(worker, structure.clone());
-        Self { leaves: OneSided::new(worker, structure, proof), shipper }
+        Self { leaves: OneSided::new(worker, structure, proof), shipper, in_vain: Rc::default() }
     }
 
     /// The structure.
@@ -88,22 +122,27 @@ impl<P: Plugin> Hybrid<P> {
 
     /// Has the server search. What only reads is sent once more if it is lost with a server; nothing else is lost with it.
     async fn search<O: Operation<Plugin = P>>(&self, operation: &O) -> Result<Found<O::Output>, Error> {
+        if !self.in_vain.borrow_mut().asks(Code::of::<O>()) {
+            return Ok(Found::From(Start::Root));
+        }
         let answer = match self.shipper.ship(operation, From::Above).await {
             Err(Error::Messaging(MessagingError::OutcomeUnknown { .. })) => {
                 self.shipper.ship(operation, From::Above).await
             }
             answer => answer,
         };
-        match answer {
-            Ok(Answer::Done(shipped)) => Ok(Found::Done(shipped.output)),
-            Ok(Answer::GoOn(page)) => Ok(Found::From(Start::Page(page))),
-            Ok(Answer::Declined(_)) => Ok(Found::From(Start::Root)),
+        let found = match answer {
+            Ok(Answer::Done(shipped)) => Found::Done(shipped.output),
+            Ok(Answer::GoOn(page)) if page != self.structure().root_link() => Found::From(Start::Page(page)),
+            Ok(Answer::GoOn(_) | Answer::Declined(_)) => return Ok(Found::From(Start::Root)),
             Err(error @ Error::NotBegun { .. }) => {
                 tracing::debug!(%error, "the inner levels are searched from here instead");
-                Ok(Found::From(Start::Root))
+                return Ok(Found::From(Start::Root));
             }
-            Err(error) => Err(error),
-        }
+            Err(error) => return Err(error),
+        };
+        *self.in_vain.borrow_mut().of(Code::of::<O>()) = 0;
+        Ok(found)
     }
 }
 

@@ -291,8 +291,7 @@ fn the_last_leaf_of_each_region_merges_with_its_left_neighbour() {
     let mut model = sparse(3000);
     let fabric = fabric(FabricProfile::Fast, 256, &model, 0.5);
     let members = [1, 2, 3, 4].map(|seed| Member::join(&fabric, seed));
-    let cuts = [7000, 15_000, 23_000]
-        .map(|near| members[0].worker.block_on(members[0].tree.leaf_low(near)).unwrap());
+    let cuts = [7000, 15_000, 23_000].map(|near| members[0].worker.block_on(members[0].tree.leaf_low(near)).unwrap());
     let ends = cuts.into_iter().map(Some).chain([None]);
     let lows = [0].into_iter().chain(cuts);
     let before = members[0].worker.block_on(members[0].tree.check()).unwrap();

@@ -255,3 +255,38 @@ fn a_search_over_a_hybrid_stops_at_the_first_leaf() {
         assert!(read <= inner, "{read} pages read, {inner} inner pages");
     });
 }
+
+/// The memory server of the root does not spare a search anything, so it is asked no more; an insert it does.
+#[test]
+fn a_search_over_a_hybrid_does_not_ask_in_vain_for_long() {
+    let registry = Registry::new().with::<Tree>();
+    let fleet = Fleet::start_of(3, 32 << 20, 1, FabricProfile::Fast, &registry).unwrap();
+    let compute = ComputeServer::join(fleet.fabric(), ComputeOptions::default()).unwrap();
+    let worker = compute.worker().unwrap();
+    worker.block_on(async {
+        let mut rng = SmallRng::seed_from_u64(15);
+        let placement = StructurePlacement { policy: PlacementPolicy::Leaves, root: None };
+        let options = RTreeOptions { placement, ..RTreeOptions::default() };
+        let made = RTree::create(&worker, "hybrid", options).await.unwrap();
+        let mut model: Vec<Entry> = (0..3000).map(|number| (a_rect(&mut rng, 1), number)).collect();
+        made.bulk_load(model.iter().copied(), 0.9).await.unwrap();
+        let structure = made.access().context().structure.clone();
+        let tree = RTree::<_, 2>::over(Hybrid::new(&worker, structure, Proof::Checksum));
+        let before = worker.counters();
+        for entry in &model[..1000] {
+            let found = tree.search(Query::Intersects(entry.0)).all().await.unwrap();
+            assert!(found.contains(entry), "{entry:?}");
+        }
+        let searches = worker.counters() - before;
+        assert!(searches.two_sided <= 32, "{} messages of 1000 searches", searches.two_sided);
+        let before = worker.counters();
+        for number in 3000..3100 {
+            let entry = (a_rect(&mut rng, 1), number);
+            tree.insert(entry.0, entry.1).await.unwrap();
+            model.push(entry);
+        }
+        let inserts = worker.counters() - before;
+        assert!(inserts.two_sided >= 90, "{} messages of 100 inserts", inserts.two_sided);
+        same(&tree, &model, &mut rng).await.unwrap();
+    });
+}
