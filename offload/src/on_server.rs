@@ -222,6 +222,7 @@ impl<P: Plugin> InPlace for OnServer<P> {
 impl<P: Plugin> FastPath for OnServer<P> {
     type Plugin = P;
     type Page<'a> = PageCopy;
+    const VALIDATES: bool = false;
 }
 
 impl<P: Plugin> Access for OnServer<P> {

@@ -174,6 +174,8 @@ pub trait FastPath: Sized {
 
     /// Whether it makes use of what structures learn of their pages, to have the processor fetch the right words.
     const PREFETCHES: bool = false;
+    /// Whether [`Access::validate`] looks at the pages that it is given. Where it does not, nobody need hold them for it.
+    const VALIDATES: bool = true;
 
     /// The root, if it is cached and no other task is ready. Never suspends.
     fn try_open(&self) -> Option<Self::Page<'_>> {

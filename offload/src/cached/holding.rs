@@ -85,6 +85,7 @@ impl<P: Plugin> Holding<P> {
 impl<P: Plugin> FastPath for Holding<P> {
     type Plugin = P;
     type Page<'a> = HeldPage;
+    const VALIDATES: bool = false;
 }
 
 impl<P: Plugin> Access for Holding<P> {

@@ -472,6 +472,7 @@ impl<P: Plugin> FastPath for Cached<P> {
     type Plugin = P;
     type Page<'a> = CachedPage<'a, P>;
     const PREFETCHES: bool = true;
+    const VALIDATES: bool = false;
 
     #[inline(always)]
     fn try_open(&self) -> Option<CachedPage<'_, P>> {

@@ -182,6 +182,7 @@ impl<P: Plugin> FastPath for Attempt<P> {
     type Plugin = P;
     type Page<'a> = CachedPage<'a, P>;
     const PREFETCHES: bool = true;
+    const VALIDATES: bool = false;
 
     async fn run_holding<O: Operation<Plugin = P>>(&self, operation: &O) -> Option<Result<O::Output, Interrupt>> {
         self.cached().run_holding(operation).await

@@ -292,6 +292,7 @@ impl<P: Plugin> OneSided<P> {
 impl<P: Plugin> FastPath for OneSided<P> {
     type Plugin = P;
     type Page<'a> = PageCopy;
+    const VALIDATES: bool = false;
 }
 
 impl<P: Plugin> Access for OneSided<P> {

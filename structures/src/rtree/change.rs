@@ -3,7 +3,9 @@
 use std::cell::Cell;
 
 use farlink_runtime::{
-    access::{Access, FastPath, Forked, Hint, Interrupt, Link, PageRef, Pages, PagesMut, Slot, Start, Words},
+    access::{
+        Access, FastPath, Forked, Hint, Interrupt, Link, PageRef, Pages, PagesMut, RemotePtr, Slot, Start, Words,
+    },
     error::Error,
     operation::clean_up,
     page::{IDENTITY, Identity},
@@ -15,8 +17,8 @@ use super::{
     node::{self, Item, KIND, Node, count_min, require_page},
     ops::{Delete, Insert, Update},
     rect::{Query, Rect},
-    search::require_different,
     shape,
+    visits::require_different,
 };
 
 /// Attempts to clean up behind a delete.
@@ -160,12 +162,15 @@ struct Locate<'a, A: Access<Plugin = Tree<D>>, const D: usize> {
     path: Path<'a, A>,
     /// Children of each page of the path that were not looked at.
     left: Vec<Vec<Item<D>>>,
-    passed: Path<'a, A>,
+    passed: Vec<RemotePtr>,
+    /// The same, where they are to be validated.
+    relied_on: Path<'a, A>,
 }
 
 impl<'a, A: Access<Plugin = Tree<D>>, const D: usize> Locate<'a, A, D> {
     async fn new(access: &'a A, from: Start, wanted: Wanted<D>) -> Result<Self, Interrupt> {
-        let mut locate = Self { access, wanted, path: Vec::new(), left: Vec::new(), passed: Vec::new() };
+        let (path, left, passed, relied_on) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut locate = Self { access, wanted, path, left, passed, relied_on };
         let page = access.open(from).await?;
         locate.enter(page, None)?;
         Ok(locate)
@@ -215,8 +220,10 @@ impl<'a, A: Access<Plugin = Tree<D>>, const D: usize> Locate<'a, A, D> {
                 return Ok(Some(next));
             }
             self.left.pop();
-            self.passed.extend(self.path.pop());
-            require_different(self.passed.iter().map(PageRef::at))?;
+            let passed = self.path.pop();
+            self.passed.extend(passed.as_ref().map(PageRef::at));
+            self.relied_on.extend(passed.filter(|_| A::VALIDATES));
+            require_different(self.passed.iter().copied())?;
         }
         Ok(None)
     }
@@ -232,7 +239,7 @@ impl<'a, A: Access<Plugin = Tree<D>>, const D: usize> Locate<'a, A, D> {
     }
 
     async fn validate(&self) -> Result<(), Interrupt> {
-        self.access.validate(&self.passed.iter().collect::<Vec<_>>()).await
+        self.access.validate(&self.relied_on.iter().collect::<Vec<_>>()).await
     }
 }
 

@@ -51,6 +51,7 @@ pub mod ops;
 mod rect;
 mod search;
 mod shape;
+mod visits;
 
 use farlink_runtime::{
     access::{Access, Link, Operations, Overlap, PagesMut, Plugin, Region as _, Slot, Structure, Words},

@@ -6,18 +6,9 @@
 //! held. Where the chain does not lead there, entries have moved to pages beside. Then all that was found below the page above
 //! is dropped, and that page is read once more.
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeSet, BinaryHeap},
-    future::Future,
-    pin::Pin,
-    rc::Rc,
-};
+use std::{cmp::Reverse, collections::BinaryHeap, future::Future, pin::Pin, rc::Rc};
 
-use farlink_runtime::{
-    access::{Access, Cause, Forked, Hint, Interrupt, Link, Operation, PageRef, RemotePtr, Start},
-    error::Error,
-};
+use farlink_runtime::access::{Access, Cause, Forked, Hint, Interrupt, Operation, PageRef, Start};
 use futures_util::{
     FutureExt,
     stream::{FuturesUnordered, StreamExt},
@@ -29,32 +20,13 @@ use super::{
     node::{self, Node, require_page},
     ops::{Find, Found},
     rect::{Entry, Query},
+    visits::{Pending, Visits},
 };
 
 /// Steps to the right before a page counts as not to be found.
 const STEPS_MAX: u8 = 16;
 /// How often a page is read again below which entries have moved, before the search begins anew.
 const REREADS_MAX: u8 = 4;
-/// So many pages an operation goes by without a question.
-const PAGES_SURE: usize = 1 << 12;
-/// How often it comes to each of them on average, at most: more often than others can make it read a page again.
-const TIMES_EACH_MAX: usize = 16;
-
-/// That an operation does not come to the same pages again and again: where each page of a level has many links to one below,
-/// their number grows with each level. Asked each time that they have become twice as many.
-#[inline]
-pub(super) fn require_different(pages: impl ExactSizeIterator<Item = RemotePtr>) -> Result<(), Interrupt> {
-    let count = pages.len();
-    if count < PAGES_SURE || !count.is_power_of_two() {
-        return Ok(());
-    }
-    let pages: BTreeSet<_> = pages.collect();
-    let why = "pages of its tree lead to it, or to others, again and again";
-    match pages.first() {
-        Some(&page) if pages.len() * TIMES_EACH_MAX < count => Err(Error::Inconsistent { page, why }.into()),
-        _ => Ok(()),
-    }
-}
 
 /// A search, as it is for all of them.
 pub(super) trait Search<const D: usize>: Operation<Plugin = Tree<D>> {
@@ -70,67 +42,6 @@ pub(super) trait Search<const D: usize>: Operation<Plugin = Tree<D>> {
     fn answer(count: u64, found: Found<D>) -> Self::Output;
 }
 
-/// A page to be read. The first in the order is the greatest: a heap hands it out.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Pending {
-    order: Reverse<i64>,
-    /// The link to it.
-    word: u64,
-    /// What was promised.
-    stamp: u64,
-    /// The number of the page that leads to it.
-    from: u32,
-    /// The number of the page above that promised it.
-    above: u32,
-    /// Steps to the right on the way.
-    steps: u8,
-    rereads: u8,
-}
-
-impl Pending {
-    fn link(&self) -> Link {
-        Link::from_word(self.word)
-    }
-}
-
-/// A page, shared with reads on their way once there is one.
-enum Held<P> {
-    Alone(P),
-    Shared(Rc<P>),
-    /// While it comes to be shared.
-    Nowhere,
-}
-
-impl<P> Held<P> {
-    fn get(&self) -> &P {
-        match self {
-            Self::Alone(page) => page,
-            Self::Shared(page) => page,
-            Self::Nowhere => unreachable!("a page is somewhere"),
-        }
-    }
-
-    fn share(&mut self) -> Rc<P> {
-        let page = match std::mem::replace(self, Self::Nowhere) {
-            Self::Alone(page) => Rc::new(page),
-            Self::Shared(page) => page,
-            Self::Nowhere => unreachable!("a page is somewhere"),
-        };
-        *self = Self::Shared(Rc::clone(&page));
-        page
-    }
-}
-
-/// A page that leads to others, or the one where the search begins.
-struct Visit<P> {
-    page: Held<P>,
-    /// How it was come by; none where the search begins.
-    by: Option<Pending>,
-    /// It was split since, and the page to its right is looked at, too.
-    leads_on: bool,
-    is_dropped: bool,
-}
-
 struct Attempt<'a, A: Access<Plugin = Tree<D>>, const D: usize> {
     access: &'a A,
     find: Find<D>,
@@ -141,8 +52,7 @@ struct Attempt<'a, A: Access<Plugin = Tree<D>>, const D: usize> {
     /// Those that came to be known behind all that is wanted. If some of that is dropped, they are wanted after all.
     beyond: Vec<Pending>,
     unordered: SmallVec<[Pending; 24]>,
-    visits: SmallVec<[Visit<A::Page<'a>>; 8]>,
-    has_dropped: bool,
+    visits: Visits<A::Page<'a>>,
     entries: Vec<Entry<D>>,
     /// How many entries were found at a time below which page, in the order of `entries`.
     parts: SmallVec<[(u32, u64); 8]>,
@@ -230,9 +140,7 @@ async fn go_on<'a, A: Access<Plugin = Tree<D>>, S: Search<D>, const D: usize>(
             let Some(next) = next.take().or_else(|| attempt.next()) else { break };
             match attempt.try_follow(&next) {
                 Some(page) => attempt.arrive::<S>(next, Ok(Forked::Page(page)))?,
-                None => {
-                    reading.push(Box::pin(read(access, search, attempt.visits[next.from as usize].page.share(), next)))
-                }
+                None => reading.push(Box::pin(read(access, search, attempt.visits.share(next.from), next))),
             }
         }
         let Some((next, read)) = reading.next().await else { break };
@@ -253,8 +161,7 @@ impl<'a, A: Access<Plugin = Tree<D>>, const D: usize> Attempt<'a, A, D> {
             ordered: BinaryHeap::new(),
             beyond: Vec::new(),
             unordered: SmallVec::new(),
-            visits: SmallVec::new(),
-            has_dropped: false,
+            visits: Visits::new(),
             entries: Vec::new(),
             parts: SmallVec::new(),
             ends: Vec::new(),
@@ -265,15 +172,13 @@ impl<'a, A: Access<Plugin = Tree<D>>, const D: usize> Attempt<'a, A, D> {
     /// The page, if it is at hand.
     #[inline(always)]
     fn try_follow(&self, next: &Pending) -> Option<A::Page<'a>> {
-        let from = self.visits[next.from as usize].page.get();
+        let from = self.visits.page(next.from);
         let first = node::coordinates::<D>(&self.access.context().structure, from.level());
         if next.steps == 0 { self.access.try_follow(from, next.link(), Hint::DOWN.reading(first)) } else { None }
     }
 
     async fn validate(&self) -> Result<(), Interrupt> {
-        let visits = self.visits.iter().filter(|visit| !visit.is_dropped);
-        let relied_on: SmallVec<[&A::Page<'a>; 16]> = visits.map(|visit| visit.page.get()).collect();
-        self.access.validate(&relied_on).await
+        if A::VALIDATES { self.access.validate(&self.visits.relied_on()).await } else { Ok(()) }
     }
 
     /// How many pages are on their way at a time. The nearest are found one page after another; many at a time, if many are
@@ -304,17 +209,19 @@ impl<'a, A: Access<Plugin = Tree<D>>, const D: usize> Attempt<'a, A, D> {
                 None if self.ordered.peek()?.order.0 > self.bound() => return None,
                 None => self.ordered.pop()?,
             };
-            if !self.is_dropped(next.above) {
+            if !self.visits.is_dropped(next.above) {
                 return Some(next);
             }
+            self.close(&next);
         }
     }
 
-    /// Whether it is below a page that is read again.
-    fn is_dropped(&self, visit: u32) -> bool {
-        let above = |&visit: &u32| self.visits[visit as usize].by.map(|by| by.above);
-        self.has_dropped
-            && std::iter::successors(Some(visit), above).any(|visit| self.visits[visit as usize].is_dropped)
+    /// A page that was pending leads to nothing more. What is validated in the end is held until then.
+    #[inline]
+    fn close(&mut self, done: &Pending) {
+        if !A::VALIDATES {
+            self.visits.close_one(done.from);
+        }
     }
 
     /// Takes in what has come of a read.
@@ -323,36 +230,41 @@ impl<'a, A: Access<Plugin = Tree<D>>, const D: usize> Attempt<'a, A, D> {
         next: Pending,
         read: Result<Forked<A::Page<'a>, S::Output>, Interrupt>,
     ) -> Result<(), Interrupt> {
+        let from = self.entries.len();
         match read {
-            Ok(Forked::Page(page)) => self.go_to::<S>(page, next),
-            _ if self.is_dropped(next.above) => Ok(()),
+            Ok(Forked::Page(page)) => return self.go_to::<S>(page, next),
+            _ if self.visits.is_dropped(next.above) => {}
             Ok(Forked::Done(part)) => {
-                let from = self.entries.len();
                 let (count, found) = S::split(part);
                 if let Some(Found { entries, has_rest, .. }) = found {
                     self.ends.extend(entries.last().filter(|_| has_rest).map(|&last| (next.above, last)));
                     self.entries.extend(entries);
                 }
                 self.add(next.above, from, count);
-                Ok(())
             }
-            Err(interrupt) => self.reread::<S>(next.above, interrupt),
+            Err(interrupt) => self.reread::<S>(next.above, interrupt)?,
         }
+        self.close(&next);
+        Ok(())
     }
 
     /// Looks at a page that was pending.
     #[inline]
     fn go_to<S: Search<D>>(&mut self, page: A::Page<'a>, next: Pending) -> Result<(), Interrupt> {
-        if self.is_dropped(next.above) {
-            return Ok(());
+        if !self.visits.is_dropped(next.above) {
+            let (from, pending) = (self.entries.len(), self.unordered.len());
+            match self.enter::<S>(page, Some(next)) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(interrupt) => {
+                    self.entries.truncate(from);
+                    self.unordered.truncate(pending);
+                    self.reread::<S>(next.above, interrupt)?;
+                }
+            }
         }
-        let (from, pending) = (self.entries.len(), self.unordered.len());
-        let entered = self.enter::<S>(page, Some(next));
-        entered.or_else(|interrupt| {
-            self.entries.truncate(from);
-            self.unordered.truncate(pending);
-            self.reread::<S>(next.above, interrupt)
-        })
+        self.close(&next);
+        Ok(())
     }
 
     /// Counts what was found below a page: the entries from a place on.
@@ -368,10 +280,11 @@ impl<'a, A: Access<Plugin = Tree<D>>, const D: usize> Attempt<'a, A, D> {
         }
     }
 
-    /// Looks at a page: the one where the search begins if nothing led to it.
-    fn enter<S: Search<D>>(&mut self, page: A::Page<'a>, by: Option<Pending>) -> Result<(), Interrupt> {
+    /// Looks at a page: the one where the search begins if nothing led to it. Whether something is pending that it leads to.
+    fn enter<S: Search<D>>(&mut self, page: A::Page<'a>, by: Option<Pending>) -> Result<bool, Interrupt> {
         require_page(self.access, &page)?;
-        let (is_ordered, visit, rereads) = (self.is_ordered(), self.visits.len() as u32, by.map_or(0, |by| by.rereads));
+        let (is_ordered, visit, rereads) =
+            (self.is_ordered(), self.visits.next_number(), by.map_or(0, |by| by.rereads));
         let (from, pending) = (self.entries.len(), self.unordered.len());
         let Self { find: Find { query, after, .. }, entries, unordered, .. } = self;
         let mut count = 0;
@@ -407,7 +320,7 @@ impl<'a, A: Access<Plugin = Tree<D>>, const D: usize> Attempt<'a, A, D> {
         })?;
         let wanted = match &by {
             None => Some(page.level()),
-            Some(by) => self.visits[by.from as usize].page.get().level().checked_sub(u8::from(by.steps == 0)),
+            Some(by) => self.visits.page(by.from).level().checked_sub(u8::from(by.steps == 0)),
         };
         if level != page.level() || Some(level) != wanted {
             return Err(Interrupt::stale(page.at(), "it is of another level"));
@@ -423,36 +336,28 @@ impl<'a, A: Access<Plugin = Tree<D>>, const D: usize> Attempt<'a, A, D> {
             }
             self.unordered.push(Pending { from: visit, word: right.word(), steps: by.steps + 1, ..by });
         }
+        let open = self.unordered.len() - pending;
         if is_ordered {
             let bound = self.bound();
             for next in self.unordered.drain(pending..) {
                 if next.order.0 > bound { self.beyond.push(next) } else { self.ordered.push(next) }
             }
         }
-        if level > 0 || leads_on.is_some() || by.is_none() {
-            let leads_on = leads_on.is_some();
-            self.visits.push(Visit { page: Held::Alone(page), by, leads_on, is_dropped: false });
-            require_different(self.visits.iter().map(|visit| visit.page.get().at()))?;
+        if level > 0 && (open > 0 || A::VALIDATES) || leads_on.is_some() || by.is_none() {
+            self.visits.add(page, by, leads_on.is_some(), open)?;
         }
         if level == 0 {
             self.add(by.map_or(visit, |by| by.above), from, count);
         }
-        Ok(())
+        Ok(open > 0)
     }
 
-    /// If the page above has changed, has it read again, and drops what was found below it. Of a page that was split since, it is
-    /// the page above: else its right neighbours would be looked at twice.
+    /// If the page above has changed, has it read again, and drops what was found below it.
     #[cold]
     #[inline(never)]
-    fn reread<S: Search<D>>(&mut self, mut visit: u32, why: Interrupt) -> Result<(), Interrupt> {
+    fn reread<S: Search<D>>(&mut self, visit: u32, why: Interrupt) -> Result<(), Interrupt> {
         let Interrupt::Restart(Cause::Stale { .. } | Cause::Conflict) = why else { return Err(why) };
-        while let Visit { by: Some(by), leads_on: true, .. } = &self.visits[visit as usize] {
-            visit = by.above;
-        }
-        let Visit { by, is_dropped, .. } = &mut self.visits[visit as usize];
-        let Some(again) = by.filter(|by| by.rereads < REREADS_MAX) else { return Err(why) };
-        (*is_dropped, self.has_dropped) = (true, true);
-        let again = Pending { rereads: again.rereads + 1, ..again };
+        let Some(again) = self.visits.read_again(visit, REREADS_MAX) else { return Err(why) };
         match self.is_ordered() {
             true => self.ordered.push(again),
             false => self.unordered.push(again),
@@ -464,14 +369,14 @@ impl<'a, A: Access<Plugin = Tree<D>>, const D: usize> Attempt<'a, A, D> {
         for (above, count) in parts {
             let from = self.entries.len();
             let part = entries.by_ref().take(if S::WANTS_ENTRIES { count as usize } else { 0 });
-            if self.is_dropped(above) {
+            if self.visits.is_dropped(above) {
                 part.for_each(drop);
             } else {
                 self.entries.extend(part);
                 self.add(above, from, count);
             }
         }
-        self.ends = ends.into_iter().filter(|&(above, _)| !self.is_dropped(above)).collect();
+        self.ends = ends.into_iter().filter(|&(above, _)| !self.visits.is_dropped(above)).collect();
         Ok(())
     }
 

@@ -187,6 +187,7 @@ impl<A: Access<Plugin = Tree<D>> + 'static, const D: usize> FastPath for Stepped
         = Copied<A::Page<'a>>
     where
         Self: 'a;
+    const VALIDATES: bool = A::VALIDATES;
 }
 
 impl<A: Access<Plugin = Tree<D>> + 'static, const D: usize> Access for Stepped<A> {

@@ -93,6 +93,28 @@ fn a_large_search_in_a_small_cache_has_its_answer() {
     });
 }
 
+/// Nor does it hold on to the pages above the leaves; nor do operations that look for an entry among many equal ones.
+#[test]
+fn a_search_by_many_inner_pages_in_a_small_cache_has_its_answer() {
+    const ENTRIES: u64 = 20_000;
+    let scene = scene(64 << 20);
+    let cache = ComputeCache::<Tree>::new(CacheOptions::new(64 << 10)).unwrap();
+    scene.worker.block_on(async {
+        let made = create::<2>(&scene.worker).await.unwrap();
+        let rect = Rect::point([1.0, 1.0]).unwrap();
+        made.bulk_load((0..ENTRIES).map(|number| (rect, number)), 0.1).await.unwrap();
+        let pages = made.check().await.unwrap().pages_by_level;
+        assert!(pages[0] > 4096 && pages[1..].iter().sum::<u64>() > 4096, "{pages:?}");
+        let structure = made.access().context().structure.clone();
+        let tree = RTree::<_, 2>::over(cache.own(&scene.worker, structure, Rect::EVERYTHING.into()).await.unwrap());
+        assert_eq!(tree.len().await.unwrap(), ENTRIES);
+        assert_eq!(tree.search(Query::Intersects(rect)).all().await.unwrap().len() as u64, ENTRIES);
+        assert!(!tree.delete(rect, ENTRIES).await.unwrap(), "there is no such entry");
+        assert!(!tree.update(rect, ENTRIES, rect).await.unwrap(), "there is no such entry");
+        tree.access().flush().await.unwrap();
+    });
+}
+
 /// A search that goes by thousands of pages has a bounded number of them on their way, of all levels; a page costs one READ.
 #[test]
 fn reads_of_all_levels_overlap() {
