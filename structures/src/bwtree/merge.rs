@@ -131,6 +131,8 @@ pub(super) fn finish<A: Access<Plugin = Bw>>(access: &A, level: u8, key: u64) ->
                     let state = State { merging: None, ..above.state.clone() };
                     above.replace(access, state, &[]).await?.ok();
                 }
+                // Cancelled since the root was read. If it is cancelled only now, the child has changed, and the swap below fails.
+                Found::Page(_) if is_only && access.load(&[above.at]).await?[0] != above.word.0 => {}
                 Found::Page(page) => drop(page.add(access, Change::Remove, 1).await?),
                 Found::Removed(removed) if is_only => lower(access, above, removed).await?,
                 Found::Removed(removed) => absorb(access, &above, at, removed).await?,

@@ -240,3 +240,99 @@ fn what_is_half_done_in_a_ring_is_named() {
     std::mem::forget((worker, compute));
     assert!(matches!(outcome, Ok(Err(Error::Inconsistent { .. }))), "{outcome:?}");
 }
+
+/// Of a tree with two pages below the root, whose keys are removed in ascending order: the key behind whose removal the root is lower.
+/// That one merges the two pages, and then the one that is left with the root.
+fn lowers() -> u64 {
+    let scene = Scene::new();
+    let (worker, _compute) = scene.join(2);
+    worker.block_on(async {
+        let tree = open(&worker).await.unwrap();
+        for key in 0..grown(&tree, 1, 2).await.1 {
+            tree.remove(key).await.unwrap();
+            if look(&tree, Pid::ROOT).await.page.state.about.level == 0 {
+                return key;
+            }
+        }
+        panic!("the root stays as high as it is");
+    })
+}
+
+/// A process stops while it merges the only page below the root. Others split that page, so that merge is cancelled; and die while they
+/// merge the two halves again, behind the absorption. Then the first one goes on.
+#[test]
+fn a_merge_that_was_cancelled_removes_nothing() {
+    let _watch = Watchdog::start("a cancelled merge", Duration::from_secs(100));
+    let (last, mut cancelled) = (lowers(), 0);
+    for turns in 0.. {
+        let scene = Scene::new();
+        let [(worker, compute), (other, other_compute)] = [2, 3].map(|seed| scene.join(seed));
+        let (tree, keys) = worker.block_on(async {
+            let tree = open(&worker).await.unwrap();
+            let keys = grown(&tree, 1, 2).await.1;
+            for key in 0..last {
+                tree.remove(key).await.unwrap();
+            }
+            (tree, keys)
+        });
+        let mut removal = Box::pin(worker.spawn(async move { tree.remove(last).await }));
+        let mut poll = || removal.as_mut().poll(&mut TaskContext::from_waker(Waker::noop()));
+        for _ in 0..turns {
+            bounded::turn(&worker);
+        }
+        let has_ended = poll().is_ready();
+        let theirs = other.block_on(open(&other)).unwrap();
+        let put = (!has_ended).then(|| other.block_on(split_and_merge_again(&theirs, keys))).flatten();
+        if let Some(put) = put {
+            cancelled += 1;
+            while poll().is_pending() {
+                bounded::turn(&worker);
+            }
+            let outcome = bounded::run(&other, ENDLESS, async move {
+                for key in last + 1..put {
+                    assert_eq!(theirs.get(key).await?, Some(key), "key {key}");
+                    assert_eq!(theirs.upsert(key, 7).await?, Some(key), "key {key}");
+                }
+                theirs.check().await
+            });
+            let report = outcome.unwrap_or_else(|endless| panic!("behind turn {turns}: {endless}"));
+            let report = report.unwrap_or_else(|error| panic!("behind turn {turns}: {error}"));
+            assert!(report.problem_count == 0 && report.entries == put - last - 1, "behind turn {turns}: {report:?}");
+        }
+        // To leave is to wait for those that are pinned.
+        std::mem::forget((worker, compute, other, other_compute));
+        if has_ended {
+            break;
+        }
+    }
+    assert!(cancelled > 0, "the removal never stops in the merge");
+}
+
+/// If the only page below the root is being merged: splits it with keys from `first` on, and leaves a merge of the two halves where one
+/// absorbed the other; the key behind the last one that was put.
+async fn split_and_merge_again(tree: &Tree, first: u64) -> Option<u64> {
+    let root = look(tree, Pid::ROOT).await;
+    let state = &root.page.state;
+    if state.entries.len() > 1 || state.merging.is_none() || look(tree, root.child(0).1).await.page.state.is_removed {
+        return None;
+    }
+    let mut next = first;
+    let root = loop {
+        tree.insert(next, next).await.unwrap();
+        next += 1;
+        let root = look(tree, Pid::ROOT).await;
+        if root.page.state.entries.len() == 2 {
+            break root;
+        }
+    };
+    let (left, right) = (root.child(0), root.child(1));
+    root.put_merging(tree, right).await;
+    let page = look(tree, right.1).await;
+    let (absorbed, more) = (MapWord(page.word), page.page.state.about.below + 2);
+    page.put_change(tree, Change::Remove).await;
+    let left = look(tree, left.1).await;
+    let about = About { below: left.page.state.about.below + more, ..left.page.state.about };
+    let merge = Delta::new(about, MapWord(left.word), Change::Merge { at: right.0, absorbed });
+    left.put_delta(tree, merge).await;
+    Some(next)
+}
