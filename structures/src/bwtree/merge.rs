@@ -133,6 +133,10 @@ pub(super) fn finish<A: Access<Plugin = Bw>>(access: &A, level: u8, key: u64) ->
                 }
                 // Cancelled since the root was read. If it is cancelled only now, the child has changed, and the swap below fails.
                 Found::Page(_) if is_only && access.load(&[above.at]).await?[0] != above.word.0 => {}
+                // Else the page to the left gets what this one has absorbed, and so on, until the chain is too long.
+                Found::Page(page) if page.is_long(access) => {
+                    page.replace(access, page.state.clone(), &[]).await?.ok();
+                }
                 Found::Page(page) => drop(page.add(access, Change::Remove, 1).await?),
                 Found::Removed(removed) if is_only => lower(access, above, removed).await?,
                 Found::Removed(removed) => absorb(access, &above, at, removed).await?,
@@ -193,7 +197,7 @@ async fn absorb<A: Access<Plugin = Bw>>(access: &A, above: &View, at: u64, remov
             return left.replace(access, left.state.clone(), &[]).await.map(drop);
         }
         // Those of the page without its removal, and the two that lead to them.
-        let more = removed.below_count.saturating_add(1);
+        let more = removed.below_count.checked_add(1).ok_or(left.stale("the chain to its right is too long"))?;
         return left.add(access, Change::Merge { at, absorbed: removed.below }, more).await.map(drop);
     }
     let found_by = [u64::from(left.level()), at];

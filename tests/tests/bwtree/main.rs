@@ -3,6 +3,7 @@
 mod faults;
 mod half_done;
 mod leaks;
+mod long_chains;
 mod plants;
 
 use std::{
@@ -50,10 +51,14 @@ type Tree = BwTree<OneSided<Bw>>;
 
 impl Scene {
     fn new() -> Self {
+        Self::with_chain(4)
+    }
+
+    fn with_chain(chain: u8) -> Self {
         let fleet = Fleet::start(2, 4 << 20, 1, FAST).unwrap();
         let scene = Self { fabric: fleet.fabric(), _fleet: fleet };
         let (worker, compute) = scene.join(1);
-        let options = BwTreeOptions { page_bytes: 256, chain: 4, placement: StructurePlacement::default() };
+        let options = BwTreeOptions { page_bytes: 256, chain, placement: StructurePlacement::default() };
         worker.block_on(BwTree::create(&worker, NAME, options)).unwrap();
         drop((worker, compute));
         scene
