@@ -79,7 +79,7 @@ impl Operation for SentScan {
 
 impl InPieces for SentScan {
     async fn collect<A: Access<Plugin = Bw> + InPlace>(&self, access: &A, to: &mut Pieces) -> Result<(), Interrupt> {
-        let mut cursor = Some(self.low).filter(|&low| low <= self.high);
+        let mut cursor = Some(self.low).filter(|&low| low <= self.high && self.limit > 0);
         let (mut left, mut above) = (self.limit, None);
         while let Some(key) = cursor.filter(|_| left > 0 && to.words() < ANSWER_WORDS) {
             let page = match above.take().filter(|above| side(above, key) == Side::Here) {

@@ -110,8 +110,11 @@ fn three_ways_of_sending_give_one_answer() {
                         }
                     }
                 }
-                let nothing = SentScan { low: 5, high: 4, limit: 9, chains: None };
-                assert_eq!(shipper.ship_in_pieces(&nothing).await?.entries, []);
+                for (high, limit) in [(4, 9), (9, 0)] {
+                    let nothing = SentScan { low: 5, high, limit, chains: None };
+                    let part = shipper.ship_in_pieces(&nothing).await?;
+                    assert_eq!((part.entries, part.rest), (vec![], None));
+                }
                 Ok::<_, Error>(())
             })
             .unwrap();
