@@ -168,7 +168,10 @@ pub(super) async fn free<A: Access<Plugin = Bw>>(access: &A, level: u8, beside: 
         let before = local.pages.borrow().len();
         learn(access, before).await?;
         if local.pages.borrow().len() == before {
-            grow(access, before, server).await?;
+            match grow(access, before, server).await {
+                Err(Interrupt::Failed(error)) if matches!(*error, Error::OutOfMemory { .. }) && !anywhere.get() => {}
+                grown => grown?,
+            }
             anywhere.set(true);
         }
     }

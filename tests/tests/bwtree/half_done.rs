@@ -7,7 +7,7 @@ use std::{
 };
 
 use farlink_runtime::{
-    access::{Access, Link, PageRef, Placement, Slot, Start, Swap, Unlinked, WordPtr},
+    access::{Access, Link, PageRef, PagesMut, Placement, Slot, Start, Swap, Unlinked, WordPtr},
     error::Error,
     lock::LockWord,
     one_sided::OneSidedPages,
@@ -20,7 +20,7 @@ use farlink_structures::bwtree::{
 };
 use farlink_tests::bounded::{self, Bound, Watchdog};
 
-use crate::{ENDLESS, Scene, Tree, open};
+use crate::{ENDLESS, KEYS, Scene, Tree, open, operate};
 
 /// A thousand attempts on what is stale.
 const STALE: Bound = Bound { reads_max: 1_500_000, turns_max: 20_000_000 };
@@ -94,6 +94,30 @@ async fn grown(tree: &Tree, level: u8, entries: usize) -> (Seen, u64) {
         }
     }
     unreachable!("a tree grows")
+}
+
+/// The directory is full, and all places of the table are on one memory server: they do for pages of the other one, too.
+#[test]
+fn any_place_does_where_the_table_cannot_grow() {
+    let scene = Scene::new();
+    let (worker, _compute) = scene.join(2);
+    worker.block_on(async {
+        let tree = open(&worker).await.unwrap();
+        let (access, directory) = (tree.access(), tree.structure().root_link());
+        for index in HEADER_WORDS + 1..tree.structure().class.words() {
+            let class = SizeClass::of_bytes(4096).unwrap();
+            let page = access.allocate(class, Placement::Server(ServerId::new(1).unwrap())).await.unwrap();
+            let word = WordPtr { page: directory, index };
+            let swap = Swap { word, old: 0, to: page.link().word(), found_by: None };
+            let describe = |pages: &mut OneSidedPages| pages.describe_words(Slot::new_page(0), 0, 9);
+            access.install(vec![page], describe, swap, vec![]).await.unwrap().unwrap();
+        }
+        for number in 0..KEYS {
+            operate(&tree, number).await.unwrap();
+        }
+        let report = tree.check().await.unwrap();
+        assert!(report.is_clean() && worker.counters().splits > 10, "{report:?}");
+    });
 }
 
 /// One process has left the root with one page below it; another one has split that page, and died before the page above knew. A removal
