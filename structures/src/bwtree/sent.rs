@@ -222,7 +222,12 @@ impl<'a> InChain<'a> {
         let (mut word, mut records, mut deltas) = (head, Vec::new(), Vec::new());
         loop {
             let Some(Mapped::To(link)) = word.target() else { return Ok(None) };
-            let (Some(words), Some((at, _))) = (access.in_place(link)?, link.remote()) else { return Ok(None) };
+            let words = match access.in_place(link) {
+                // It was freed: this page alone is read anew.
+                Err(Interrupt::Restart(_)) => None,
+                words => words?,
+            };
+            let (Some(words), Some((at, _))) = (words, link.remote()) else { return Ok(None) };
             if !word.is_to(words) || deltas.len() > DELTAS_MAX {
                 return Ok(None);
             }

@@ -15,14 +15,15 @@ use std::{
 use farlink_offload::MappingCache;
 use farlink_runtime::{
     access::{
-        Access, Context, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages, Placement, Slot, Start, Swap,
-        Unlinked, WordPtr,
+        Access, Context, FastPath, Hint, InPieces, InPlace, Interrupt, Link, NewPage, PageRef, Pages, Pieces,
+        Placement, Slot, Start, Swap, Unlinked, WordPtr,
     },
     error::Error,
     page::SizeClass,
+    sync::AtomicU64,
 };
 use farlink_structures::bwtree::{
-    Bw, BwTree,
+    Bw, BwTree, SentScan,
     chain::{Logical, Record, State},
     record::{About, Fences, MapWord, Mapped, Pid},
 };
@@ -164,6 +165,30 @@ impl<A: Access<Plugin = Bw> + 'static> Access for Planted<A> {
     async fn allocate(&self, class: SizeClass, placement: Placement) -> Result<NewPage, Error> {
         self.inner.allocate(class, placement).await
     }
+}
+
+/// Every record was freed since the word that leads there was read.
+impl<A: Access<Plugin = Bw> + 'static> InPlace for Planted<A> {
+    fn in_place(&self, link: Link) -> Result<Option<&[AtomicU64]>, Interrupt> {
+        Err(Interrupt::stale(link.remote().expect("it is a page").0, "it was freed"))
+    }
+}
+
+/// What a scan in pieces has of other pages stays, and the page is read.
+#[test]
+fn a_scan_in_pieces_reads_pages_whose_records_were_freed() {
+    let scene = Scene::new();
+    let (worker, _compute) = scene.join(2);
+    worker.block_on(async {
+        let sound = open(&worker).await.unwrap();
+        for number in 0..KEYS {
+            operate(&sound, number).await.unwrap();
+        }
+        let tree = Planted::tree(sound.access().clone(), Plant::Nothing);
+        let (scan, mut pieces) = (SentScan { low: 0, high: u64::MAX, limit: KEYS, chains: None }, Pieces::default());
+        scan.collect(tree.access(), &mut pieces).await.unwrap();
+        assert!(pieces.words() > 2 * KEYS as usize, "{} words", pieces.words());
+    });
 }
 
 /// Each page that is merged away gives its place to another one at once, while those who merge it still hold its number; how many
