@@ -114,7 +114,7 @@ impl Pieces {
     pub(crate) fn split(self, guard: Box<dyn Any>) -> (Vec<u64>, Option<Box<Held>>) {
         let bytes = self.region_words() * 8;
         let Self { words, placed, total } = self;
-        let held = (!placed.is_empty()).then(|| Box::new(Held { placed, total, bytes, guard }));
+        let held = (!placed.is_empty()).then(|| Box::new(Held { placed, total, bytes, since_ns: None, guard }));
         (words, held)
     }
 }
@@ -126,6 +126,8 @@ pub(crate) struct Held {
     pub(crate) total: usize,
     /// Bytes of its pieces.
     pub(crate) bytes: usize,
+    /// When it was first looked at.
+    pub(crate) since_ns: Option<u64>,
     #[expect(dead_code, reason = "it is held")]
     guard: Box<dyn Any>,
 }

@@ -145,7 +145,7 @@ impl Responder {
 
     /// Replies with what `make` appends: words, and pieces of the memory server's region that are sent from where they lie.
     /// `guard` keeps them what they are; it is dropped, on this thread, once they are sent, or nobody waits for them any more. That
-    /// takes [`ServeMessages::silence_max`](super::ServeMessages::silence_max) at most.
+    /// takes [`ServeMessages::silence_max`](super::ServeMessages::silence_max) at most, and 20 report intervals until it is noticed.
     ///
     /// Such a reply is not kept: *a repeat of the request is handled again*. So this is for requests that change nothing. Pieces
     /// are copied after all, and the guard dropped at once, where [`ServeMessages::gather`](super::ServeMessages::gather) says so, the

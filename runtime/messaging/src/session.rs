@@ -216,10 +216,13 @@ impl Session {
         !self.places.iter().any(|place| matches!(place, Place::Running { .. } | Place::Done { sent: false, .. }))
     }
 
-    /// The oldest reply whose pieces are held.
-    pub(super) fn oldest_held(&self) -> Option<u64> {
-        let is_held = |place: &Place| matches!(place, Place::Done { held: Some(_), .. });
-        self.places.iter().position(is_held).map(|index| self.base + index as u64)
+    /// Since when pieces of replies have been held: those that are seen for the first time, since now.
+    pub(super) fn held_since_ns(&mut self, now_ns: u64) -> Option<u64> {
+        let since = |place: &mut Place| match place {
+            Place::Done { held: Some(held), .. } => Some(*held.since_ns.get_or_insert(now_ns)),
+            _ => None,
+        };
+        self.places.iter_mut().filter_map(since).min()
     }
 
     /// Takes notice that a connection has taken over a whole reply, or, of one with pieces, that it has been sent.

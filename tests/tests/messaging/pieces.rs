@@ -13,18 +13,20 @@ use std::{
 use farlink_runtime::{
     error::Error,
     fabric::{
+        clock::Clock,
         listener::{DEFAULT_CONNECTION_BYTES, ListenOptions},
         mem::MemOptions,
     },
     messaging::{
-        Batch, Channel, Error as MessagingError, GatherRule, Kind, MessageServer, Priority, Refusal, Request,
-        Responder, ServeMessages, Service,
+        Batch, Channel, Error as MessagingError, GatherRule, Kind, ManualMessageServer, MessageServer, Priority,
+        Refusal, Request, Responder, ServeMessages, Service,
     },
     ptr::RemotePtr,
     server::LocalMemory,
 };
 use farlink_tests::{
     backend::{Backend, FabricProfile, Fate, Faults},
+    bounded::Watchdog,
     cluster::{FAST, NASTY, WEAK},
     here,
 };
@@ -341,4 +343,50 @@ fn a_silent_peer_gives_back_what_was_lent() {
         until(|| scene.messages[0].counts().dropped == dropped + 1);
         until(|| rogue.is_dismissed());
     }
+}
+
+/// A reply that waits behind another one is lent for as long at most from when it is made on, not from when it is the oldest.
+#[test]
+fn what_waits_behind_another_reply_is_lent_no_longer() {
+    let _watch = Watchdog::start("pieces", Duration::from_secs(60));
+    let cluster = here::start(1, REGION_BYTES, FAST).unwrap();
+    let (memory, lent) = (cluster.memory(server(0)).unwrap(), Arc::new(Lent::default()));
+    let listener = cluster.listen(server(0), &ListenOptions { endpoints: 1, connection_bytes: SMALL }).unwrap();
+    let serve = ServeMessages {
+        silence_max: Duration::from_millis(100),
+        report_interval: Duration::from_millis(1),
+        gather: GatherRule::ALWAYS,
+        ..ServeMessages::default()
+    };
+    let clock = Clock::Virtual(Rc::default());
+    let mut messages = ManualMessageServer::new(listener, &serve, &clock, |_| {
+        let free = Rc::new(RefCell::new((0..PIECES).collect()));
+        let (memory, lent) = (memory.clone(), Arc::clone(&lent));
+        Ok(Box::new(Shelf { memory, free, returned: Return::WhenSent, kept: None, lent }))
+    })
+    .unwrap();
+    let mut rogue = Rogue::on(&*cluster.fabric(), 0);
+    while rogue.head_of_replies() == 0 {
+        messages.turn();
+    }
+    // Each more than its ring holds.
+    for sequence in 1..=2 {
+        rogue.send(&[1 << 8 | 1, sequence, 1, 4 << 32 | u64::from(LEND.0), 7, 1, 1500, 0]);
+    }
+    let mut go_on_to = |from_ms: u64, to_ms| {
+        for ms in from_ms..to_ms {
+            clock.skip_to(ms * 1_000_000);
+            while messages.turn() {}
+        }
+        messages.counts().dropped
+    };
+    let lent_now = || lent.now.load(Ordering::Acquire);
+    assert_eq!((go_on_to(0, 90), lent_now()), (0, 2));
+    while lent_now() == 2 {
+        rogue.release(rogue.head_of_replies());
+        go_on_to(90, 91);
+    }
+    assert_eq!((go_on_to(91, 100), lent_now()), (0, 1));
+    // Those who look do so each 10 ms.
+    assert_eq!((go_on_to(100, 130), lent_now()), (1, 0));
 }

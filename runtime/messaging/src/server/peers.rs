@@ -27,8 +27,6 @@ pub(super) struct Peer {
     /// What the peer had done when that was last looked at, and when it last did something.
     pub(super) trace: u64,
     pub(super) moved_at_ns: u64,
-    /// The oldest of its replies with pieces when that was last looked at, and since when it has been that.
-    pub(super) held: (Option<u64>, u64),
     /// Something of this side's has changed: a completion came, or there is something to send.
     pub(super) dirty: bool,
     /// It has come back after a lost connection: an answer that went over that one may have been lost with it.
@@ -86,17 +84,8 @@ impl Thread {
         let unique = self.sessions[session].as_ref().map_or(0, |session| session.unique);
         connection.enqueue_notice(&hello_ack(self.shared.incarnation, unique));
         let moved_at_ns = self.clock.now_ns();
-        let held = (None, moved_at_ns);
-        let peer_state = Peer {
-            connection,
-            session,
-            trace: 0,
-            moved_at_ns,
-            held,
-            dirty: true,
-            is_back: known.is_some(),
-            was_told: false,
-        };
+        let peer_state =
+            Peer { connection, session, trace: 0, moved_at_ns, dirty: true, is_back: known.is_some(), was_told: false };
         if self.peers.len() <= peer.index() {
             self.peers.resize_with(peer.index() + 1, || None);
         }

@@ -274,10 +274,8 @@ impl Thread {
         for index in 0..self.peers.len() {
             let Some(peer) = &mut self.peers[index] else { continue };
             // A reply with pieces holds back what the region reuses.
-            let oldest = self.sessions[peer.session].as_ref().and_then(Session::oldest_held);
-            if oldest != peer.held.0 || oldest.is_none() {
-                peer.held = (oldest, now_ns);
-            } else if now_ns.saturating_sub(peer.held.1) > silence_max_ns {
+            let since_ns = self.sessions[peer.session].as_mut().and_then(|session| session.held_since_ns(now_ns));
+            if since_ns.is_some_and(|since_ns| now_ns.saturating_sub(since_ns) > silence_max_ns) {
                 tracing::warn!(peer = index, "dropped a peer that took too long over a reply with pieces");
                 bump(&self.counts().dropped, 1);
                 self.close(index);
