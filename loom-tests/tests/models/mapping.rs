@@ -11,9 +11,10 @@
 //! Asserted: what was installed is in the chain, once, whoever consolidates meanwhile; a reader meets whole records; of two who help each
 //! other one does a step; an answer over the cache is no older than the word that was read for it; bytes are counted once.
 //!
-//! Broken variants: a swap in two steps; a consolidation, or a step of a merge, that swaps the word as it is
-//! now and not as it was when it looked; a lock word that is written again though others may have freed the page; an answer from the cache without a look at the word; a version and a value of two entries;
-//! bytes that are given back by who has not taken the entry out.
+//! Broken variants: a swap in two steps; a consolidation, or a step of a merge, that swaps the word as it is now and not as
+//! it was when it looked; a removal whose merge was cancelled behind the look at the page above; a lock word that is written
+//! again though others may have freed the page; an answer from the cache without a look at the word; a version and a value
+//! of two entries; bytes that are given back by who has not taken the entry out.
 
 use std::{cell::Cell, rc::Rc, sync::Arc};
 
@@ -364,6 +365,63 @@ fn a_merge_that_is_finished_on_an_old_snapshot_is_noticed() {
     refuse("a step of a merge that follows from an old word", "twice", || merge(false, true, &Merged::default()));
     // Alone, it does no step twice.
     refuse("a page absorbed over an entry", "entries are lost", || merge(true, true, &Merged::default()));
+}
+
+/// Of the only page below the root: it has a page to its right; it has absorbed that one.
+const SPLIT: u64 = 300;
+const WHOLE_AGAIN: u64 = 400;
+/// Of the root: the merge is cancelled, for the page is not the only one.
+const CANCELLED: u64 = 3;
+
+/// Carries on the merge of the root's only child: cancels it if that was split, else removes the page; whether it did. `looks`: it
+/// does so only if the merge is still under way behind its look at the page.
+fn help_only(peer: &Peer, looks: bool) -> bool {
+    let at = |index| peer.memory().at(index);
+    let is_merging = || peer.read(at(ABOVE), 1)[0] == MERGING;
+    if !is_merging() {
+        return false;
+    }
+    let page = peer.read(at(PAGE), 1)[0];
+    if page == SPLIT {
+        peer.swap(at(ABOVE), MERGING, CANCELLED);
+        return false;
+    }
+    (!looks || is_merging()) && peer.swap(at(PAGE), page, REMOVED) == page
+}
+
+/// One helps to merge the root's only child; another splits it, which cancels the merge, and then merges the halves.
+fn merge_only(looks: bool, [removed, cancelled]: &[Seen; 2]) {
+    let memory = share(8);
+    memory.words()[ABOVE].store(MERGING, Ordering::Relaxed);
+    let (of_helper, of_splitter) = (Arc::clone(&memory), Arc::clone(&memory));
+    let helper = run(move || help_only(&Peer::of(&of_helper, 1), looks));
+    let splitter = run(move || {
+        let peer = Peer::of(&of_splitter, 2);
+        let at = peer.memory().at(PAGE);
+        let is_split = peer.swap(at, 0, SPLIT) == 0;
+        if is_split {
+            help_only(&peer, looks);
+            peer.swap(at, SPLIT, WHOLE_AGAIN);
+        }
+        is_split
+    });
+    let (is_removed, is_split) = (helper.join(), splitter.join());
+    assert!(!(is_removed && is_split), "a page is removed whose merge was cancelled");
+    if is_removed { removed } else { cancelled }.mark();
+}
+
+#[test]
+fn a_merge_of_the_only_child_is_cancelled_by_a_split() {
+    let seen = [Seen::new(), Seen::new()];
+    let of_model = seen.clone();
+    explore("a merge of the only child, and a split", move || merge_only(true, &of_model));
+    seen[0].require("the page was removed");
+    seen[1].require("the merge was cancelled");
+}
+
+#[test]
+fn a_removal_behind_a_cancelled_merge_is_noticed() {
+    refuse("a removal without a second look", "merge was cancelled", || merge_only(false, &[Seen::new(), Seen::new()]));
 }
 
 /// The mapping word counts up; what it leads to comes to ten times as much.
