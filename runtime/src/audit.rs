@@ -84,12 +84,7 @@ pub(crate) async fn audit(
     descriptor: Option<Link>,
     reachable: &HashSet<RemotePtr, impl BuildHasher>,
 ) -> Result<Audit, Error> {
-    let compute = worker.compute();
-    let mut audit = Audit { has_holders: compute.pages.is_used(), ..Audit::default() };
-    for [incarnation, _] in read_slots(worker, &Board::of(&compute.geometry[0])).await? {
-        let owner = OwnerId::new(incarnation).filter(|&owner| owner != compute.owner);
-        audit.has_holders |= owner.is_some_and(|owner| compute.fabric.liveness(owner) == Liveness::Alive);
-    }
+    let mut audit = Audit { has_holders: may_be_held(worker).await?, ..Audit::default() };
     let descriptor = descriptor.and_then(Link::remote).map(|(at, _)| at);
     for geometry in &worker.compute().geometry {
         for (chunk, entry) in (0..).zip(pages::directory(worker, geometry).await?) {
@@ -102,7 +97,18 @@ pub(crate) async fn audit(
             }
         }
     }
+    // Somebody may have joined meanwhile.
+    audit.has_holders = audit.has_holders || may_be_held(worker).await?;
     Ok(audit)
+}
+
+/// Whether there is a compute server that may hold pages.
+async fn may_be_held(worker: &Handle) -> Result<bool, Error> {
+    let compute = worker.compute();
+    let slots = read_slots(worker, &Board::of(&compute.geometry[0])).await?;
+    let mut others = slots.iter().filter_map(|[incarnation, _]| OwnerId::new(*incarnation));
+    let is_alive = |owner| owner != compute.owner && compute.fabric.liveness(owner) == Liveness::Alive;
+    Ok(compute.pages.is_used() || others.any(is_alive))
 }
 
 /// The headers of all pages of a chunk.
