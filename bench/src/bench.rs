@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use farlink_children::Child;
 use farlink_runtime::report::Report;
 
 use crate::cluster_view::{self, ClusterView};
+use crate::others::{self, Incarnations};
 use crate::place::Place;
 use crate::plan::{Limit, Load, Phase, Plan};
 use crate::program::{self, Data, Known};
@@ -40,11 +41,12 @@ impl Run<'_> {
     pub(crate) fn run(&self, mut processes: Vec<Child>, reporter: &mut Reporter<impl Write>) -> anyhow::Result<()> {
         let Self { known, plan, place, cluster, .. } = *self;
         let phases = plan.phases();
+        let mut beside = Beside::default();
         let mut samples = Samples::new(self);
         let mut totals = Totals::new(plan.workloads.iter().any(|workload| known.removes(workload)));
         reporter.note(&plan.summary())?;
         if plan.load == Load::Found {
-            let report = self.sound()?;
+            let report = self.sound(&mut beside, reporter)?;
             totals.enter(&Outcomes { inserted: report.entries, ..Outcomes::default() });
             reporter.note(&format!("`{}` was loaded by an earlier run; this one loads nothing", plan.name))?;
             samples.take(report.entries)?;
@@ -56,7 +58,11 @@ impl Run<'_> {
         let columns = Columns { compares, has_cache, returns_many: known.returns_many() };
         let start = |process| Order::Start { plan: Box::new(plan.clone()), process, place: place.clone() };
         protocol::tell(&mut processes, start)?;
-        protocol::await_ready(&mut processes, READY_LIMIT)?;
+        beside.ours = protocol::await_joined(&mut processes, READY_LIMIT)?;
+        if plan.is_connected() && plan.load != Load::Found {
+            let is_empty = self.report(&mut beside)?.entries == 0;
+            ensure!(is_empty, "`{}` was loaded by somebody else just now; run this again", plan.name);
+        }
         for phase in &phases {
             let step = plan.describe(phase);
             progress.begin(&format!("preparing {step}"));
@@ -103,7 +109,7 @@ impl Run<'_> {
                 Phase::Workload { .. } | Phase::RemoveAll { .. } => None,
             };
             if let Some(after) = after {
-                let report = self.sound()?;
+                let report = progress.suspend(|| self.sound(&mut beside, reporter))?;
                 samples.take(report.entries)?;
                 let footprint = self.cluster.footprint(&report)?;
                 progress.suspend(|| reporter.memory(&MemoryRow::new(&after, footprint)))?;
@@ -112,34 +118,57 @@ impl Run<'_> {
         }
         progress.begin("check");
         processes.drain(..).try_for_each(Child::finish)?;
-        let (own_check, entries) = self.final_check()?;
+        beside.ours.clear();
+        let (own_check, entries) = self.final_check(&mut beside)?;
         if own_check.ok && !plan.workloads.is_empty() {
             samples.take(entries)?;
         }
         drop(progress);
         reporter.check(&own_check)?;
-        totals.checks(entries).iter().chain(&samples.row).try_for_each(|check| reporter.check(check))?;
+        let checks = totals.checks(entries).into_iter().map(|check| self.explained(check, &beside));
+        checks.chain(samples.row).try_for_each(|check| reporter.check(&check))?;
         Ok(())
     }
 
     /// The last check of the structure, and its entries.
-    pub(crate) fn final_check(&self) -> anyhow::Result<(CheckRow, u64)> {
-        let report = self.report().context("the final check")?;
-        Ok((cluster_view::check_row(self.known.name(), &self.plan.name, &report), report.entries))
+    pub(crate) fn final_check(&self, beside: &mut Beside) -> anyhow::Result<(CheckRow, u64)> {
+        let report = self.report(beside).context("the final check")?;
+        let row = cluster_view::check_row(self.known.name(), &self.plan.name, &report);
+        Ok((self.explained(row, beside), report.entries))
     }
 
-    fn report(&self) -> anyhow::Result<Report> {
-        program::check(self.known, self.cluster, &self.plan.parts)
-    }
-
-    /// What a sound structure says of itself.
-    fn sound(&self) -> anyhow::Result<Report> {
-        let report = self.report()?;
-        match cluster_view::problem(&report) {
-            None => Ok(report),
-            Some(problem) => anyhow::bail!("`{}` is broken: {problem}", self.plan.name),
+    /// A check that has failed, with what others may have had to do with it.
+    fn explained(&self, check: CheckRow, beside: &Beside) -> CheckRow {
+        match self.plan.is_connected() {
+            true => check.explained(&others::likely_cause(&self.plan.name, &beside.others)),
+            false => check,
         }
     }
+
+    fn report(&self, beside: &mut Beside) -> anyhow::Result<Report> {
+        let (report, living) = program::check_beside(self.known, self.cluster, &self.plan.parts)?;
+        beside.others.extend(living.difference(&beside.ours));
+        Ok(report)
+    }
+
+    /// What a structure says of itself, which is sound unless others change it meanwhile: then nobody can tell.
+    fn sound(&self, beside: &mut Beside, reporter: &mut Reporter<impl Write>) -> anyhow::Result<Report> {
+        let report = self.report(beside)?;
+        let Some(problem) = cluster_view::problem(&report) else { return Ok(report) };
+        let name = &self.plan.name;
+        ensure!(!beside.others.is_empty(), "`{name}` is broken: {problem}");
+        reporter.note(&format!("check: {problem}; {}", others::likely_cause(name, &beside.others)))?;
+        Ok(report)
+    }
+}
+
+/// Who else is entered in the structure's map.
+#[derive(Debug, Default)]
+pub(crate) struct Beside {
+    /// The run's own processes, while they live.
+    ours: Incarnations,
+    /// Whom any check has met so far.
+    others: Incarnations,
 }
 
 /// What samples of answers came to so far.

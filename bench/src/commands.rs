@@ -11,10 +11,11 @@ use farlink_runtime::fabric::mem::MemOptions;
 use farlink_runtime::server::{MemoryServer, ServeOptions};
 
 use crate::args::{BenchArgs, CheckArgs, DropArgs, FabricChoice, ListArgs, RepartitionArgs, ServeArgs};
-use crate::bench::{self, Run};
+use crate::bench::{self, Beside, Run};
 use crate::cluster::{self, Cluster};
 use crate::cluster_view::{self, ClusterView};
 use crate::input::{self, InputFile};
+use crate::others;
 use crate::place::Place;
 use crate::plan::{PlacementChoice, Plan};
 use crate::program::{self, Known, Programs, Trace};
@@ -119,8 +120,12 @@ pub(crate) fn check(programs: Programs<'_>, args: &CheckArgs) -> anyhow::Result<
                     let fields = vec![("structure", name.clone().into()), ("pages", freed.into())];
                     reporter.record("freed", fields, &format!("{freed} leaked pages of `{name}` are freed"))?;
                 }
-                let report = cluster.visit(|worker| known.check(worker, structure))?;
-                reporter.check(&cluster_view::check_row(&kind, &name, &report))?;
+                let (report, others) = program::check_beside(known, &cluster, std::slice::from_ref(&name))?;
+                let mut row = cluster_view::check_row(&kind, &name, &report);
+                if !others.is_empty() {
+                    row = row.explained(&others::likely_cause(&name, &others));
+                }
+                reporter.check(&row)?;
             }
             Err(_) => {
                 let line = format!("`{name}` is a {kind}: it takes a program that knows those to check it");
@@ -280,7 +285,7 @@ impl Prepared<'_> {
         let columns =
             Columns { compares: false, has_cache: plan.cache_bytes.is_some(), returns_many: self.known.returns_many() };
         reporter.row_at_once(&row, &columns.head(), &columns.line(&row))?;
-        reporter.check(&run.final_check()?.0)?;
+        reporter.check(&run.final_check(&mut Beside::default())?.0)?;
         reporter.all_held()
     }
 }

@@ -47,7 +47,7 @@ fn obey_until_error(
     let Some(order) = read_message(input)? else { return Ok(()) };
     let Order::Start { plan, process, place } = order else { bail!("the first order must be to start") };
     let mut workers = find(programs, &plan.structure)?.start(*plan, process, &place, stop)?;
-    write_message(output, &Answer::Ready)?;
+    write_message(output, &Answer::Joined { incarnation: workers.incarnation() })?;
     while let Some(order) = read_message(input)? {
         let answer = match order {
             Order::Start { .. } => bail!("started twice"),

@@ -18,6 +18,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::driver::{self, Client};
+use crate::others::Loader;
 use crate::owner::{Owner, Share};
 use crate::parts;
 use crate::place::Place;
@@ -44,6 +45,9 @@ pub(crate) type OnProgress<'a> = &'a mut dyn FnMut(u64) -> anyhow::Result<()>;
 
 /// The workers of a process, whatever structure they work on.
 pub(crate) trait Work {
+    /// The incarnation of the process's compute server.
+    fn incarnation(&self) -> u32;
+
     /// Gets everything ready that should not be timed.
     fn prepare(&mut self, phase: &Phase) -> anyhow::Result<()>;
 
@@ -60,6 +64,8 @@ pub(crate) struct Workers {
     threads: Vec<WorkerThread>,
     /// Of several owners.
     owner: Option<Box<dyn Owner>>,
+    /// Of the process that loads, if nobody owns the structure.
+    _loader: Option<Loader>,
     compute: Arc<ComputeServer>,
     stop: Arc<AtomicBool>,
 }
@@ -132,6 +138,8 @@ impl Workers {
         let compute = Arc::new(ComputeServer::join(fabric, options)?);
         let mut route = route::<S>(&plan, &data, &compute)?;
         let mut owner: Option<Box<dyn Owner>> = None;
+        let loads_one_sided = process == 0 && plan.load != Load::Found && !plan.access.owns();
+        let loader = loads_one_sided.then(|| Loader::enter(&compute.worker()?, route.parts())).transpose()?;
         if plan.has_owners() {
             route = route.among_owners()?;
             let share = Share::start(&plan, process, &route, &data, &compute)?;
@@ -155,7 +163,7 @@ impl Workers {
             WorkerThread::start(worker, worker_loop, begun)
         };
         let threads = (0..plan.workers).map(start).collect::<anyhow::Result<Vec<_>>>()?;
-        let mut workers = Self { threads, owner, compute, stop: Arc::clone(stop) };
+        let mut workers = Self { threads, owner, _loader: loader, compute, stop: Arc::clone(stop) };
         workers.await_ready()?;
         Ok(workers)
     }
@@ -182,6 +190,10 @@ pub(crate) fn route<S: Subject>(plan: &Plan, data: &S::Data, compute: &ComputeSe
 }
 
 impl Work for Workers {
+    fn incarnation(&self) -> u32 {
+        self.compute.owner().incarnation()
+    }
+
     fn prepare(&mut self, phase: &Phase) -> anyhow::Result<()> {
         self.threads.iter_mut().try_for_each(|thread| thread.order(Order::Prepare(phase.clone())))?;
         self.await_ready()?;
@@ -451,7 +463,7 @@ mod tests {
         };
         let threads =
             vec![worker(goes_on), worker(|_| Err(anyhow::anyhow!("the cause"))), worker(|_| Ok(Answer::Ready))];
-        let mut workers = Workers { threads, owner: None, compute, stop: Arc::clone(&stop) };
+        let mut workers = Workers { threads, owner: None, _loader: None, compute, stop: Arc::clone(&stop) };
         assert_eq!(workers.await_ready().unwrap_err().to_string(), "the cause");
     }
 }

@@ -18,7 +18,8 @@
 //! `args.rs` turns the command line into a plan, `commands.rs` carries it out. `bench.rs` leads compute processes through
 //! the plan's phases over the line protocol of `protocol.rs`; in each of them `compute.rs` obeys and `host.rs` runs the
 //! workers, which reach the structure as `route.rs` says. `program.rs` is what all of these know of a structure whose type they
-//! do not know. `cluster.rs` runs the memory servers, `cluster_view.rs` looks at the cluster, `report.rs` prints. Operations are
+//! do not know. `cluster.rs` runs the memory servers, `cluster_view.rs` looks at the cluster, `others.rs` at who changes the
+//! structure beside the run; `report.rs` prints. Operations are
 //! drawn before the clock starts (`maps/`), and `driver.rs` runs them; figures (`figure/`) run theirs with the same driver and
 //! report the same rows. `chaos/` kills processes, which do what `victim.rs` says.
 
@@ -37,6 +38,7 @@ mod host;
 mod input;
 mod latency;
 mod maps;
+mod others;
 mod owner;
 mod parts;
 mod place;

@@ -304,6 +304,11 @@ impl Plan {
         self.access.owns() && self.processes > 1
     }
 
+    /// Whether the cluster is others', too.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.server_threads.is_none()
+    }
+
     /// The number of a worker over all processes.
     pub(crate) fn worker_id(&self, process: u32, worker: u32) -> WorkerId {
         WorkerId {

@@ -5,13 +5,15 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::Receiver;
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use farlink_offload::{ShardKey, Sharded, ship::Registry};
 use farlink_runtime::access::Structure;
 use farlink_runtime::catalog::{self, CreateOptions};
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
+use farlink_runtime::error::Error;
 use farlink_runtime::leaks;
 use farlink_runtime::one_sided::{OneSided, Proof};
 use farlink_runtime::page::SizeClass;
@@ -23,6 +25,7 @@ use farlink_runtime::worker::Worker;
 use crate::cluster_view::{self, ClusterView};
 use crate::driver::{self, Client};
 use crate::host::{self, Work, Workers};
+use crate::others::{self, Incarnations};
 use crate::owner::{Owner as _, Share};
 use crate::parts;
 use crate::place::Place;
@@ -33,6 +36,11 @@ use crate::signals;
 use crate::subject::{AccessMode, Answer, Outcomes, Samples, Setting, Subject};
 use crate::tally::Tally;
 use crate::victim::{self, Errand};
+
+/// Somebody who makes a structure takes no longer than this.
+const MAKING_LIMIT: Duration = Duration::from_secs(2);
+/// How often it is looked whether it is made.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// A structure that the program knows: made by [`plugin`].
 #[derive(Clone, Copy)]
@@ -138,9 +146,23 @@ pub(crate) trait Trace {
 
 /// The check of a structure in parts.
 pub(crate) fn check(known: &dyn Known, cluster: &ClusterView, parts: &[String]) -> anyhow::Result<Report> {
+    Ok(check_beside(known, cluster, parts)?.0)
+}
+
+/// [`check`], and who may have changed the structure meanwhile.
+pub(crate) fn check_beside(
+    known: &dyn Known,
+    cluster: &ClusterView,
+    parts: &[String],
+) -> anyhow::Result<(Report, Incarnations)> {
     cluster.visit(|worker| {
-        let check = |name: &String| known.check(worker, worker.block_on(catalog::find(worker, name))?);
-        Ok(cluster_view::sum(parts.iter().map(check).collect::<anyhow::Result<Vec<_>>>()?))
+        let find = |name: &String| worker.block_on(catalog::find(worker, name));
+        let structures = parts.iter().map(find).collect::<Result<Vec<_>, _>>()?;
+        let mut beside = others::living(worker, &structures)?;
+        let check = |structure: &Structure| known.check(worker, structure.clone());
+        let reports = structures.iter().map(check).collect::<anyhow::Result<Vec<_>>>()?;
+        beside.extend(others::living(worker, &structures)?);
+        Ok((cluster_view::sum(reports), beside))
     })
 }
 
@@ -292,6 +314,34 @@ impl<S: Subject> Data for DataOf<S> {
 
     fn open_or_create(&self, cluster: &ClusterView, plan: &mut Plan, loads: bool) -> anyhow::Result<()> {
         plan.servers = cluster.servers();
+        let deadline = Instant::now() + MAKING_LIMIT;
+        loop {
+            match self.try_open_or_create(cluster, plan, loads)? {
+                Err(_) if Instant::now() < deadline => thread::sleep(LOOK_EVERY),
+                opened => return opened,
+            }
+        }
+    }
+
+    fn compare(&self, cluster: &ClusterView, plan: &Plan, entries: u64) -> anyhow::Result<Option<Samples>> {
+        cluster.visit(|worker| {
+            let open = |name: &String| worker.block_on(catalog::open::<S>(worker, name));
+            let parts = plan.parts.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+            let cut = parts::cut::<S>(&self.0, plan, &parts)?;
+            let all = Self::all(worker, parts, cut)?;
+            Ok(worker.block_on(S::compare(&all, &self.0, entries > S::entries(&self.0)))?)
+        })
+    }
+}
+
+impl<S: Subject> DataOf<S> {
+    /// The inner error is one that passes if somebody makes the structure just now.
+    fn try_open_or_create(
+        &self,
+        cluster: &ClusterView,
+        plan: &mut Plan,
+        loads: bool,
+    ) -> anyhow::Result<anyhow::Result<()>> {
         let cut = route::cut::<S>(&self.0, plan);
         cluster.visit(|worker| {
             plan.setting.run = worker.owner().incarnation();
@@ -316,16 +366,16 @@ impl<S: Subject> Data for DataOf<S> {
                         _ => parts::options(&cut, part),
                     };
                     let options = CreateOptions { class, placement, options };
-                    worker.block_on(S::make(worker, name, &options))?;
+                    match worker.block_on(S::make(worker, name, &options)) {
+                        Err(error @ Error::NameTaken { .. }) => return Ok(Err(error.into())),
+                        made => made?,
+                    };
                 }
-                return Ok(());
+                return Ok(Ok(()));
             }
-            let named = || plan.parts.iter().find(|name| !is_there(name)).cloned().unwrap_or_default();
-            ensure!(
-                count == plan.parts.len(),
-                "`{}` is not there, and its other parts are; give another --name",
-                named()
-            );
+            if let Some(missing) = plan.parts.iter().find(|name| !is_there(name)) {
+                return Ok(Err(anyhow!("`{missing}` is not there, and its other parts are; give another --name")));
+            }
             let next = format!("{}.{count}", plan.name);
             ensure!(
                 plan.parts == [plan.name.as_str()] || !is_there(&next),
@@ -339,31 +389,27 @@ impl<S: Subject> Data for DataOf<S> {
             let first = found.first().context("a structure has parts")?;
             let cut = parts::cut::<S>(&self.0, plan, &found)?;
             (plan.page_bytes, plan.placement) = (first.class.bytes() as u32, first.policy.into());
-            for structure in &found {
+            let others = others::living(worker, &found)?;
+            let mut is_found = !others.is_empty();
+            // Beside others it may seem broken, or empty.
+            for structure in found.iter().filter(|_| others.is_empty()) {
                 let report = Of::<S>(PhantomData).check(worker, structure.clone())?;
                 if let Some(problem) = cluster_view::problem(&report) {
                     bail!("`{}` is broken: {problem}", structure.name);
                 }
-                if loads && report.entries > 0 {
-                    plan.load = Load::Found;
-                }
+                is_found |= report.entries > 0;
             }
-            if plan.load == Load::Found {
+            if loads && is_found {
+                plan.load = Load::Found;
                 let all = Self::all(worker, found, cut)?;
                 let loaded = worker.block_on(S::require_loaded(&all, &self.0));
+                if !others.is_empty() {
+                    let who = others::name(&others);
+                    return Ok(Ok(loaded.map_err(|_| anyhow!(others::loads_or_changes(&plan.name, &who)))?));
+                }
                 loaded.with_context(|| format!("the structure `{}`", plan.name))?;
             }
-            Ok(())
-        })
-    }
-
-    fn compare(&self, cluster: &ClusterView, plan: &Plan, entries: u64) -> anyhow::Result<Option<Samples>> {
-        cluster.visit(|worker| {
-            let open = |name: &String| worker.block_on(catalog::open::<S>(worker, name));
-            let parts = plan.parts.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-            let cut = parts::cut::<S>(&self.0, plan, &parts)?;
-            let all = Self::all(worker, parts, cut)?;
-            Ok(worker.block_on(S::compare(&all, &self.0, entries > S::entries(&self.0)))?)
+            Ok(Ok(()))
         })
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //! bench                                   compute process
 //!   Start{plan, process, place} -------->   opens the cluster, reads keys
-//!                             <----------   Ready
+//!                             <----------   Joined{incarnation}
 //!   Prepare{phase}            ---------->   draws the streams, starts the workers up to a barrier
 //!                             <----------   Ready
 //!   Go                        ---------->   the workers run, the clock runs
@@ -27,6 +27,7 @@ use farlink_children::Child;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::others::Incarnations;
 use crate::place::Place;
 use crate::plan::{Phase, Plan};
 use crate::signals;
@@ -51,6 +52,10 @@ pub(crate) enum Order {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Answer {
+    /// The process is started, and this compute server of the cluster.
+    Joined {
+        incarnation: u32,
+    },
     Ready,
     /// `nanoseconds` is from the start of the process's first worker to the end of its last.
     Done {
@@ -105,6 +110,18 @@ pub(crate) fn tell(children: &mut [Child], order: impl Fn(u32) -> Order) -> anyh
         child.send(&line)?;
     }
     Ok(())
+}
+
+/// Waits until every process is started; which compute servers they are.
+pub(crate) fn await_joined(children: &mut [Child], limit: Duration) -> anyhow::Result<Incarnations> {
+    let mut all = Incarnations::new();
+    for (answer, child) in gather(children, Some(limit), &mut |_| Ok(()))?.into_iter().zip(children) {
+        let Answer::Joined { incarnation } = answer else {
+            bail!("{} answered {answer:?} where it should be started", child.name());
+        };
+        all.insert(incarnation);
+    }
+    Ok(all)
 }
 
 /// Waits until every process is ready.

@@ -203,6 +203,12 @@ impl CheckRow {
         Self::new(name, problem).count("ratio", (ratio * 1000.0).round() / 1000.0)
     }
 
+    /// Adds why it may not hold, if it does not.
+    pub(crate) fn explained(mut self, why: &str) -> Self {
+        self.problem = self.problem.map(|problem| format!("{problem}; {why}"));
+        self
+    }
+
     /// Adds something that was counted.
     pub(crate) fn count(mut self, name: &'static str, count: impl Into<Value>) -> Self {
         self.counts.push((name, count.into()));

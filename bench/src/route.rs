@@ -131,6 +131,11 @@ impl<S: Subject> Route<S> {
         Ok(Self { owners: Some(owners), ..self })
     }
 
+    /// The structures that are its parts.
+    pub(crate) fn parts(&self) -> &[Structure] {
+        &self.parts
+    }
+
     /// What the compute server owns of each part, beside others.
     pub(crate) fn holdings(&self) -> Vec<Holdings<S>> {
         self.owners.iter().flat_map(|Owners(parts)| parts.iter().map(|(holdings, _)| holdings.clone())).collect()

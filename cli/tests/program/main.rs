@@ -1,5 +1,6 @@
 //! The program as a user meets it: its output, its exit status, its errors.
 
+mod beside;
 mod repartition;
 mod servers;
 

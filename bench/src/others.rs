@@ -1,0 +1,67 @@
+//! Others that change a run's structure beside it: those whom its partition maps name.
+
+use std::collections::BTreeSet;
+
+use anyhow::bail;
+use farlink_runtime::lock::OwnerId;
+use farlink_runtime::one_sided::ownership::{self, Writer};
+use farlink_runtime::structure::Structure;
+use farlink_runtime::worker::Worker;
+
+/// Compute servers, by their incarnations.
+pub(crate) type Incarnations = BTreeSet<u32>;
+
+/// Who lives and owns some of these structures or changes them; not this compute server.
+pub(crate) fn living(worker: &Worker, structures: &[Structure]) -> anyhow::Result<Incarnations> {
+    let mut others = Incarnations::new();
+    for structure in structures {
+        let map = worker.block_on(ownership::read(worker, structure))?;
+        let all = map.entries.iter().map(|entry| entry.owner).filter(|&owner| owner != worker.owner());
+        others.extend(all.filter(|&owner| !worker.is_dead(owner)).map(OwnerId::incarnation));
+    }
+    Ok(others)
+}
+
+/// `compute server 7`, or `compute servers 7, 9`.
+pub(crate) fn name(others: &Incarnations) -> String {
+    let numbers: Vec<String> = others.iter().map(u32::to_string).collect();
+    format!("compute server{} {}", if numbers.len() == 1 { "" } else { "s" }, numbers.join(", "))
+}
+
+/// Why what is counted may differ from what this run has done, as far as that is known.
+pub(crate) fn likely_cause(name: &str, others: &Incarnations) -> String {
+    match others.is_empty() {
+        true => format!("if others changed `{name}` meanwhile, that may be why"),
+        false => format!("{} changed `{name}` meanwhile, too, which may be why", self::name(others)),
+    }
+}
+
+/// The right to load an empty structure one-sided, until it is dropped: that of the writer who was entered in its map first.
+#[derive(Debug)]
+pub(crate) struct Loader {
+    _writers: Vec<Writer>,
+}
+
+impl Loader {
+    /// Enters this compute server as a writer of all parts.
+    pub(crate) fn enter(worker: &Worker, parts: &[Structure]) -> anyhow::Result<Self> {
+        let mut writers = Vec::new();
+        for part in parts {
+            let writer = Writer::default();
+            worker.block_on(writer.enter(worker, part))?;
+            let map = worker.block_on(ownership::read(worker, part))?;
+            // Who enters is put behind all others.
+            let first = map.entries.iter().map(|entry| entry.owner).find(|&owner| !worker.is_dead(owner));
+            if let Some(first) = first.filter(|&first| first != worker.owner()) {
+                bail!(loads_or_changes(&part.name, &first.to_string()));
+            }
+            writers.push(writer);
+        }
+        Ok(Self { _writers: writers })
+    }
+}
+
+/// Why a structure is not to be used now.
+pub(crate) fn loads_or_changes(name: &str, who: &str) -> String {
+    format!("`{name}` is being loaded or changed by {who}; wait until that is over, or give another --name")
+}
