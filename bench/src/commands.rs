@@ -70,7 +70,7 @@ pub(crate) fn repartition(programs: Programs<'_>, args: &RepartitionArgs) -> any
             ("region", row.region.clone().into()),
             ("owner", row.owner.into()),
             ("from", value(row.from.map(u64::from))),
-            ("uses", value(row.uses)),
+            ("uses", value(row.uses.ok())),
         ]
     };
     for row in &moved {
@@ -87,8 +87,7 @@ pub(crate) fn repartition(programs: Programs<'_>, args: &RepartitionArgs) -> any
         reporter.note(&format!("`{}`, epoch {epoch}:", args.name))?;
     }
     for row in &map {
-        let silent = || String::from(if row.dead { "dead" } else { "does not answer" });
-        let uses = row.uses.map_or_else(silent, |uses| format!("{uses} uses"));
+        let uses = row.uses.map_or_else(str::to_owned, |uses| format!("{uses} uses"));
         reporter.record("region", fields(row), &format!("  {}: compute server {}, {uses}", row.region, row.owner))?;
     }
     for region in unowned {

@@ -3,10 +3,10 @@
 use anyhow::{Context as _, bail, ensure};
 use farlink_offload::route::{self, Load, Moved, balance, move_region, take_region};
 use farlink_runtime::access::{Overlap, Region as _, Structure};
+use farlink_runtime::error::Error;
 use farlink_runtime::lock::OwnerId;
 use farlink_runtime::one_sided::ownership;
 use farlink_runtime::worker::Worker;
-use serde::Serialize;
 
 use crate::subject::Subject;
 
@@ -25,7 +25,7 @@ pub(crate) struct Wish {
 }
 
 /// A region of the map, or one that has moved.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RegionRow {
     /// As `--region` takes it, where it does.
     pub(crate) region: String,
@@ -33,10 +33,8 @@ pub(crate) struct RegionRow {
     pub(crate) owner: u32,
     /// Who had it, if it has moved.
     pub(crate) from: Option<u32>,
-    /// Uses of its cached leaves; `None` if nobody was asked, or the owner is dead or does not listen.
-    pub(crate) uses: Option<u64>,
-    /// The owner is dead: somebody else is to take it.
-    pub(crate) dead: bool,
+    /// Uses of its cached leaves, or why they are not known.
+    pub(crate) uses: Result<u64, &'static str>,
 }
 
 /// What was moved, and what the map says then.
@@ -58,31 +56,28 @@ pub(crate) fn repartition<S: Subject>(
     wish: &Wish,
 ) -> anyhow::Result<Repartitioned> {
     let id = |number: u32| OwnerId::new(number.into()).with_context(|| format!("{number} is no compute server"));
-    let mut problem = None;
-    let moved: Vec<Moved<S::Region>> = if wish.balance {
+    let (mut problem, mut moved) = (None, Vec::<Moved<S::Region>>::new());
+    if wish.balance {
         let more: Vec<OwnerId> = wish.to.iter().copied().map(id).collect::<anyhow::Result<_>>()?;
-        worker.block_on(balance(worker, structure, &more, TOLERANCE, MOVES_MAX))?
+        let balanced = worker.block_on(balance(worker, structure, &more, TOLERANCE, MOVES_MAX, &mut moved));
+        problem = balanced.err().map(Into::into);
     } else if let Some(region) = &wish.region {
         let region = S::parse_region(region)?;
         let to = *wish.to.first().context("--region needs --to, the compute server that takes it")?;
         ensure!(wish.to.len() == 1, "--region goes to one compute server: give one --to");
-        move_one::<S>(worker, structure, &region, id(to)?)?
+        moved = move_one::<S>(worker, structure, &region, id(to)?)?;
     } else if let Some(from) = wish.away_from {
         ensure!(!wish.to.contains(&from), "--away-from {from} cannot go --to {from}: name others, or none");
         let to = wish.to.iter().copied().map(id).collect::<anyhow::Result<Vec<_>>>()?;
-        let mut moved = Vec::new();
         problem = move_away::<S>(worker, structure, id(from)?, &to, &mut moved).err();
-        moved
     } else {
         ensure!(wish.to.is_empty(), "--to goes with --region, --away-from or --balance");
-        Vec::new()
-    };
+    }
     let moved = moved.into_iter().map(|Moved { region, from, to, uses }| RegionRow {
         region: S::show_region(&region),
         owner: to.incarnation(),
         from: Some(from.incarnation()),
-        uses: Some(uses),
-        dead: false,
+        uses: Ok(uses),
     });
     if problem.is_some() {
         return Ok(Repartitioned { moved: moved.collect(), problem, ..Repartitioned::default() });
@@ -93,19 +88,33 @@ pub(crate) fn repartition<S: Subject>(
     for (owner, part) in map.owners() {
         let Some(region) = part.to_region::<S::Region>()? else { continue };
         unowned = unowned.iter().flat_map(|left| left.without(&region).unwrap_or_default()).collect();
-        let dead = worker.is_dead(owner);
-        let ask = || worker.block_on(route::loads::<S::Region>(worker, structure, owner, 0)).ok();
-        let loads = if dead { None } else { ask() };
-        let is_it = |load: &&Load<S::Region>| load.region.overlap(&region) != Overlap::Outside;
-        let uses = loads.as_ref().and_then(|loads| loads.regions.iter().find(is_it)).map(|load| load.uses);
-        let region = S::show_region(&region);
-        rows.push(RegionRow { region, owner: owner.incarnation(), from: None, uses, dead });
+        let uses = uses::<S>(worker, structure, owner, &region);
+        rows.push(RegionRow { region: S::show_region(&region), owner: owner.incarnation(), from: None, uses });
     }
     if rows.is_empty() {
         unowned.clear();
     }
     let unowned = unowned.iter().map(S::show_region).collect();
     Ok(Repartitioned { moved: moved.collect(), map: rows, unowned, epoch: map.epoch, problem })
+}
+
+/// Uses of a region's cached leaves, as its owner says, or why it does not.
+fn uses<S: Subject>(
+    worker: &Worker,
+    structure: &Structure,
+    owner: OwnerId,
+    region: &S::Region,
+) -> Result<u64, &'static str> {
+    if worker.is_dead(owner) {
+        return Err("dead");
+    }
+    let loads = worker.block_on(route::loads::<S::Region>(worker, structure, owner, 0));
+    let loads = loads.map_err(|error| match error {
+        Error::OwnerMissing { .. } => "takes no requests: nothing moves from or to it",
+        _ => "does not answer",
+    })?;
+    let is_it = |load: &&Load<S::Region>| load.region.overlap(region) != Overlap::Outside;
+    loads.regions.iter().find(is_it).map(|load| load.uses).ok_or("has given it up just now")
 }
 
 /// None has moved if nobody had it: then it is taken.

@@ -2,10 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 
+use farlink_runtime::compute::{ComputeOptions, ComputeServer};
+use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
 use serde_json::Value;
 
-use crate::{PROGRAM, Said, Server, farlink};
+use crate::{PROGRAM, Said, Server, children_of, farlink};
 
 struct Cluster {
     _servers: [Server; 2],
@@ -85,6 +88,43 @@ fn regions_move_while_a_bench_runs() {
     cluster.repartition(&["--to", &last]).must_fail_with(&["--to goes with --region"]);
     Said::from(bench.wait_with_output().unwrap()).must_hold();
     assert!(cluster.repartition(&[]).must_hold().json().is_empty(), "somebody owns something still");
+}
+
+/// One that has no others beside it need not be asked for anything.
+#[test]
+fn an_owner_that_takes_no_requests_is_shown_as_such() {
+    let cluster = Cluster::start();
+    let (bench, owner) = cluster.bench(1, &["--seconds", "2"]);
+    let map = farlink(&["repartition", "--connect", &cluster.at()]).must_hold().out;
+    Said::from(bench.wait_with_output().unwrap()).must_hold();
+    let owner = owner.first().unwrap();
+    assert!(map.contains(&format!("\n  0..: compute server {owner}, takes no requests")), "{map}");
+}
+
+/// A dead one's region goes to another one before those who live are asked, and this test does not answer.
+#[test]
+fn moves_before_an_error_are_told() {
+    let cluster = Cluster::start();
+    // All operations are the first process's: the other one would take its region at the first of them about it.
+    let (bench, owners) = cluster.bench(2, &["--ops", "1", "--mix", &["c"; 1000].join(",")]);
+    let bench = Server(bench);
+    let processes = children_of(bench.0.id());
+    // It would end as soon as one of its processes has.
+    bench.signal(libc::SIGSTOP);
+    // SAFETY: no memory is touched. It is a child of this test's bench, which is stopped and so has not waited for it.
+    assert_eq!(unsafe { libc::kill(processes[0] as libc::pid_t, libc::SIGKILL) }, 0);
+    let of = |what| format!("/proc/{}/{what}", processes[0]);
+    let is_zombie = || std::fs::read_to_string(of("stat")).unwrap().contains(") Z ");
+    while std::fs::read_dir(of("task")).unwrap().count() > 1 || !is_zombie() {
+        std::thread::yield_now();
+    }
+    let fabric = Arc::new(MemFabric::open(cluster.at().as_ref(), MemOptions::default()).unwrap());
+    let silent = ComputeServer::join(fabric, ComputeOptions::default()).unwrap();
+    let said = cluster.repartition(&["--balance", "--to", &silent.owner().incarnation().to_string()]);
+    let rows = said.json();
+    assert!(!rows.is_empty() && rows.iter().all(|row| row["kind"] == "moved"), "{rows:?}\n{}", said.errors);
+    assert!(rows.iter().all(|row| owners.contains(&row["owner"].as_u64().unwrap())), "{rows:?}");
+    said.must_fail_with(&[&format!("{} owns this part", silent.owner()), "cannot be asked"]);
 }
 
 /// Who asks is told after a while, and the bench goes on as if nothing had been asked.

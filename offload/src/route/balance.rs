@@ -102,7 +102,7 @@ pub struct Moved<R> {
 /// hottest small regions until ranks balance). `more` are compute servers that listen and may own nothing yet. At most `moves_max`.
 ///
 /// How much there is to do is asked once, at first: who has just been given a region has cached little of it. What dead owners had goes to
-/// the others in turn, before that.
+/// the others in turn, before that. `moved` gets each move that is made, also before an error.
 ///
 /// # Errors
 /// As [`loads`] and [`move_region`].
@@ -112,13 +112,13 @@ pub async fn balance<R: Region>(
     more: &[OwnerId],
     tolerance: f64,
     moves_max: usize,
-) -> Result<Vec<Moved<R>>, Error> {
+    moved: &mut Vec<Moved<R>>,
+) -> Result<(), Error> {
     let map = ownership::read(worker, structure).await?;
     let mut owners: Vec<OwnerId> = map.owners().map(|(owner, _)| owner).chain(more.iter().copied()).collect();
     owners.sort_unstable_by_key(|owner| owner.incarnation());
     owners.dedup();
     owners.retain(|&owner| !worker.is_dead(owner));
-    let mut moved = Vec::new();
     for (from, part) in map.owners().filter(|(owner, _)| !owners.contains(owner)) {
         let Some(region) = part.to_region::<R>()? else { continue };
         let Some(&to) = owners.get(moved.len() % owners.len().max(1)) else { break };
@@ -162,5 +162,5 @@ pub async fn balance<R: Region>(
         ranks[cool].1.push(Load { region: region.clone(), uses });
         moved.push(Moved { region, from, to, uses });
     }
-    Ok(moved)
+    Ok(())
 }

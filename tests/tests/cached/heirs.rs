@@ -193,7 +193,8 @@ fn regions_are_moved_away_from_a_dead_owner() {
     let moved = worker.block_on(move_region(worker, structure, &piece, dead, heir)).unwrap();
     assert_eq!(moved, Some(high));
     assert_eq!(of_the_dead().collect::<Vec<_>>(), [middle], "what nobody took is still the dead one's");
-    let moved = worker.block_on(balance::<KeyRange>(worker, structure, &[], 1e9, 64)).unwrap();
+    let mut moved = Vec::new();
+    worker.block_on(balance::<KeyRange>(worker, structure, &[], 1e9, 64, &mut moved)).unwrap();
     assert_eq!(
         moved.iter().map(|moved| (moved.region, moved.from, moved.to)).collect::<Vec<_>>(),
         [(middle, dead, heir)]
