@@ -543,6 +543,11 @@ impl BenchArgs {
             self.distribution == DistributionChoice::Zipf || self.theta.is_none(),
             "--theta is for --distribution zipf; uniform has none"
         );
+        ensure!(
+            known.has_distribution() || (self.distribution == DistributionChoice::Zipf && self.theta.is_none()),
+            "--distribution and --theta are not for a {}: its workloads say what they choose",
+            known.name()
+        );
         ensure!(self.rounds == 0 || known.has_rounds(), "--rounds: a {} has none", known.name());
         let policy = self.policy.unwrap_or(PolicyChoice::CostAware);
         let ships = self.access().is_divided() || (self.access().asks_a_policy() && policy != PolicyChoice::Never);
@@ -583,6 +588,7 @@ impl BenchArgs {
                 Some(LoadChoice::Bulk) | None => Load::Bulk { fill: self.fill },
             },
             workloads: self.workloads(known)?,
+            has_distribution: known.has_distribution(),
             page_bytes: self.page_bytes.unwrap_or(known.page_bytes()),
             is_page_bytes_given: self.page_bytes.is_some(),
             latency_ns: self.latency,
@@ -672,18 +678,20 @@ impl BenchArgs {
             ensure!(self.admission.is_none(), "--admission {of}; {access} has no cache");
             return Ok(());
         }
+        ensure!(
+            self.admission.is_none() || !access.is_of_words(),
+            "--admission is for --access cached, cached-inner or engine; {access} keeps what is used most"
+        );
         if let Some(CacheSize::Bytes(bytes)) = self.cache {
             ensure!(
                 bytes >= CACHE_BYTES_MIN,
                 "--cache {bytes} is less than the {CACHE_BYTES_MIN} bytes that a cache needs"
             );
         }
-        if access.owns() {
-            ensure!(
-                self.validation == Validation::Checksum,
-                "--access {access} proves pages by their checksum; leave --validation out, or use --access cached-inner"
-            );
-        }
+        ensure!(
+            self.validation == Validation::Checksum || !(access.owns() || access.is_of_words()),
+            "--access {access} proves pages by their checksum; leave --validation out, or use --access cached-inner"
+        );
         Ok(())
     }
 }
@@ -698,7 +706,7 @@ mod tests {
 
     use super::*;
     use clap::CommandFactory as _;
-    use farlink_structures::{btree::Tree, skiplist::List};
+    use farlink_structures::{btree::Tree, bwtree::Bw, rtree, skiplist::List};
 
     use crate::program::Of;
 
@@ -706,7 +714,12 @@ mod tests {
         let line = ["farlink", "bench"].into_iter().chain(args.split_whitespace());
         match Cli::try_parse_from(line)?.command {
             Command::Bench(args) => {
-                let kinds: [&dyn Kind; 2] = [&Of::<Tree>(PhantomData), &Of::<List>(PhantomData)];
+                let kinds: [&dyn Kind; 4] = [
+                    &Of::<Tree>(PhantomData),
+                    &Of::<List>(PhantomData),
+                    &Of::<rtree::Tree>(PhantomData),
+                    &Of::<Bw>(PhantomData),
+                ];
                 let name = args.structure.as_deref().unwrap_or(kinds[0].name());
                 args.plan(kinds.into_iter().find(|kind| kind.name() == name).context("no such structure")?)
             }
@@ -809,6 +822,10 @@ mod tests {
             ("--access engine --policy always --server-threads 0", "--server-threads is 1 at least"),
             ("--access coarse --validation lock-body-lock", "memory servers read their own"),
             ("--structure skiplist --access engine", "is not for a skiplist"),
+            ("--structure rtree --theta 0.5", "not for a rtree"),
+            ("--structure rtree --distribution uniform", "not for a rtree"),
+            ("--structure bwtree --access cached-mapping --admission always", "keeps what is used most"),
+            ("--structure bwtree --access cached-mapping --validation lock-body-lock", "leave --validation out"),
             ("--structure skiplist --load bulk", "a skiplist has no bulk load"),
             ("--keys 5 --rects-file r", "cannot be used with"),
             ("--rects-file r --keys-file k", "cannot be used with"),

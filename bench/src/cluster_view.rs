@@ -108,7 +108,8 @@ pub(crate) fn check_row(kind: &str, name: &str, report: &Report) -> CheckRow {
         .count("pages", report.pages())
         .count("problems", report.problem_count)
         .count("leaked", report.leaked().map_or_else(|| "unknown".into(), Value::from))
-        .count("held", report.audit.held)
+        .count("held", report.audit.held - report.audit.lost())
+        .count("lost", report.audit.lost())
 }
 
 /// Why a report is not clean.

@@ -109,7 +109,7 @@ pub fn main(programs: &[Program]) -> ExitCode {
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("farlink: {error:#}");
-            ExitCode::FAILURE
+            signals::stopped().map_or(ExitCode::FAILURE, |signal| ExitCode::from(signals::status(signal)))
         }
     }
 }

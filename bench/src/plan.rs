@@ -285,6 +285,8 @@ pub(crate) struct Plan {
     pub(crate) loaded: u64,
     pub(crate) load: Load,
     pub(crate) workloads: Vec<String>,
+    /// Whether they choose among what is loaded as the setting's distribution says.
+    pub(crate) has_distribution: bool,
     /// 0 until it is known.
     pub(crate) page_bytes: u32,
     pub(crate) is_page_bytes_given: bool,
@@ -391,13 +393,16 @@ impl Plan {
                 processes => format!("{processes} x {}", plural(self.workers.into(), "worker")),
             },
             plural(self.loaded, "key"),
-            match self.setting.distribution.theta() {
-                Some(theta) => format!("{} {theta}", self.setting.distribution.name()),
-                None => self.setting.distribution.name().to_owned(),
-            },
-            format!("pages of {} B", self.page_bytes),
         ];
-        if self.placement != PlacementChoice::RoundRobin {
+        // A trace draws nothing.
+        if self.has_distribution && !self.workloads.is_empty() {
+            let theta = self.setting.distribution.theta().map_or_else(String::new, |theta| format!(" {theta}"));
+            parts.push(format!("{}{theta}", self.setting.distribution.name()));
+        }
+        parts.push(format!("pages of {} B", self.page_bytes));
+        let is_usual = self.placement == PlacementChoice::usual(self.access);
+        // Of the parts of a divided structure each is where it has to be.
+        if self.placement != PlacementChoice::RoundRobin && !(self.access.is_divided() && is_usual) {
             parts.push(self.placement.to_string());
         }
         if self.access.asks_a_policy() {
@@ -503,6 +508,7 @@ pub(crate) mod tests {
             name: "bench".into(),
             parts: vec!["bench".into()],
             servers: 2,
+            has_distribution: true,
             server_threads: None,
             processes: 2,
             workers: 3,
@@ -576,6 +582,18 @@ pub(crate) mod tests {
             assert!(summary.contains(part), "{summary}");
         }
         assert!(summary.lines().all(|line| line.len() <= 80) && summary.lines().count() > 1, "{summary}");
+    }
+
+    #[test]
+    fn what_does_not_apply_is_not_in_the_summary() {
+        let coarse = Plan { access: AccessMode::Coarse, placement: PlacementChoice::OneServer, ..plan() };
+        assert!(!coarse.summary().contains("one-server"), "{}", coarse.summary());
+        let adaptive = Plan { access: AccessMode::Adaptive, ..coarse };
+        assert!(adaptive.summary().contains("one-server"), "{}", adaptive.summary());
+        assert!(plan().summary().contains("zipf"));
+        for plan in [Plan { has_distribution: false, ..plan() }, Plan { workloads: Vec::new(), ..plan() }] {
+            assert!(!plan.summary().contains("zipf"), "{}", plan.summary());
+        }
     }
 
     #[test]

@@ -86,6 +86,7 @@ pub(crate) trait Kind {
     fn refuses(&self, mode: AccessMode) -> Option<&'static str>;
     fn bulk_loads(&self) -> bool;
     fn has_rounds(&self) -> bool;
+    fn has_distribution(&self) -> bool;
     fn returns_many(&self) -> bool;
     fn page_bytes(&self) -> u32;
     fn require_workload(&self, name: &str) -> anyhow::Result<()>;
@@ -204,6 +205,10 @@ impl<S: Subject> Kind for Of<S> {
 
     fn has_rounds(&self) -> bool {
         S::HAS_ROUNDS
+    }
+
+    fn has_distribution(&self) -> bool {
+        S::HAS_DISTRIBUTION
     }
 
     fn returns_many(&self) -> bool {

@@ -172,9 +172,9 @@ fn gather(
     let mut answers: Vec<Option<Answer>> = children.iter().map(|_| None).collect();
     let mut begun = vec![0; children.len()];
     while answers.iter().any(Option::is_none) {
-        if let Some(signal) = signals::stopped() {
+        if signals::stopped().is_some() {
             stop_all(children);
-            bail!("stopped by {}", signals::name(signal));
+            bail!("what was under way is finished");
         }
         for index in 0..children.len() {
             if answers[index].is_none() {

@@ -288,18 +288,15 @@ impl<W: Write> Reporter<W> {
         if self.json {
             return self.json_line(row);
         }
-        let amount = |bytes: u64, each: Option<f64>| {
-            let each = each.map_or_else(|| "-".to_owned(), |bytes| format!("{bytes:.2}"));
-            format!("{} ({each} B/entry)", show_bytes(bytes))
-        };
         let (after, Footprint { entries, levels, .. }) = (&row.after, row.footprint);
-        let leased = amount(row.footprint.leased_bytes, row.leased_bytes_per_entry);
-        let used = amount(row.footprint.structure_bytes, row.structure_bytes_per_entry);
+        let each = row.structure_bytes_per_entry.map_or_else(String::new, |bytes| format!(" ({bytes:.2} B/entry)"));
         writeln!(
             self.out,
-            "after {after}: {}, {}\n  memory in use {used}, leased {leased}",
+            "after {after}: {}, {}, {}{each}\n  leased in the whole cluster: {}",
             plural(entries, "entry"),
             plural(levels, "level"),
+            show_bytes(row.footprint.structure_bytes),
+            show_bytes(row.footprint.leased_bytes),
         )
     }
 
@@ -431,7 +428,7 @@ pub(crate) mod tests {
 
     #[test]
     fn checks_fit_a_terminal() {
-        let counts = ["structure", "entries", "levels", "pages", "problems", "leaked", "held"];
+        let counts = ["structure", "entries", "levels", "pages", "problems", "leaked", "held", "lost"];
         let held = counts.iter().fold(CheckRow::new("btree", None), |row, name| row.count(name, 1_000_000_000u64));
         let text = printed(false, |reporter| reporter.check(&held).unwrap());
         assert!(
@@ -470,8 +467,8 @@ pub(crate) mod tests {
             reporter.row_at_once(&row("ycsb-a", 1, 2.0), "ops/s", "ycsb-a 2").unwrap();
             reporter.row_at_once(&row("ycsb-b", 1, 2.0), "ops/s", "ycsb-b 2").unwrap();
         });
-        let expected = "after load: 1000 entries, 2 levels\n  memory in use 17.58 KiB (18.00 B/entry), \
-                        leased 19.53 KiB (20.00 B/entry)\n";
+        let expected = "after load: 1000 entries, 2 levels, 17.58 KiB (18.00 B/entry)\n  \
+                        leased in the whole cluster: 19.53 KiB\n";
         assert!(text.starts_with(expected), "{text}");
         assert_eq!((text.matches("ycsb-").count(), text.matches("ops/s").count()), (2, 1), "{text}");
     }

@@ -63,6 +63,11 @@ pub(crate) fn name(signal: i32) -> &'static str {
     }
 }
 
+/// The exit status of a program that a signal has ended, as a shell has it.
+pub(crate) fn status(signal: i32) -> u8 {
+    128 + signal as u8
+}
+
 /// Ends the program as a shell expects of one that a signal has ended.
 fn exit(signal: i32) -> ! {
     // Of a cluster that goes on nobody is killed: children are told to end as this program does.
@@ -72,5 +77,5 @@ fn exit(signal: i32) -> ! {
     // Best effort: the program ends either way, and the next run sweeps.
     let folders = FOLDERS.lock().unwrap_or_else(PoisonError::into_inner);
     folders.iter().for_each(|folder| Scratch::remove(folder));
-    std::process::exit(128 + signal)
+    std::process::exit(status(signal).into())
 }

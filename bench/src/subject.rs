@@ -221,6 +221,9 @@ pub trait Subject: Plugin {
     /// Whether all entries can be removed and inserted again ([`Job::RemoveAll`]).
     const HAS_ROUNDS: bool = false;
 
+    /// Whether operations choose among the loaded entries as [`Setting::distribution`] says.
+    const HAS_DISTRIBUTION: bool = true;
+
     /// Why it is not to be reached in this way, if it is not.
     fn refuses(mode: AccessMode) -> Option<&'static str> {
         let why = "it has no words that are swapped, so nothing of it would be cached; use cached-inner";

@@ -1,6 +1,6 @@
 //! Latch-free structures that anybody changes: a compute server's cache of their mapping words and consolidated pages.
 
-use std::{any::Any, fmt, marker::PhantomData, sync::Arc};
+use std::{any::Any, fmt, marker::PhantomData, rc::Rc, sync::Arc};
 
 use farlink_cache::{ValueCache, ValueCounters, ValueHandle};
 use farlink_runtime::{
@@ -48,7 +48,7 @@ impl<P: Plugin> MappingCache<P> {
     /// Access to a structure through it, for a worker. All workers name the same structure.
     pub fn share(&self, worker: &Handle, structure: Structure) -> CachedMapping<P> {
         let one_sided = OneSided::new(worker, structure, Proof::Checksum);
-        CachedMapping { values: self.values.handle(worker.random(rand::RngExt::random)), one_sided }
+        CachedMapping { values: Rc::new(self.values.handle(worker.random(rand::RngExt::random))), one_sided }
     }
 
     /// The bytes that it uses.
@@ -89,18 +89,17 @@ impl<P: Plugin> MappingCache<P> {
 #[derive(Debug)]
 pub struct CachedMapping<P: Plugin> {
     one_sided: OneSided<P>,
-    values: ValueHandle<Remembered>,
+    values: Rc<ValueHandle<Remembered>>,
 }
 
 impl<P: Plugin> Clone for CachedMapping<P> {
     fn clone(&self) -> Self {
-        let seed = self.context().worker.random(rand::RngExt::random);
-        Self { one_sided: self.one_sided.clone(), values: self.values.cache().handle(seed) }
+        Self { one_sided: self.one_sided.clone(), values: Rc::clone(&self.values) }
     }
 }
 
 impl<P: Plugin> CachedMapping<P> {
-    /// What this access has found in the cache.
+    /// What this access and its clones have found in the cache.
     pub fn counters(&self) -> ValueCounters {
         self.values.counters()
     }

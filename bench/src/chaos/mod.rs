@@ -233,7 +233,6 @@ impl<'a> Run<'a> {
                 looked = Instant::now();
                 cluster.check_servers()?;
             }
-            ensure!(signals::stopped().is_none(), "stopped by a signal");
             let mut news = false;
             for process in 0..self.children.len() {
                 // Some of each by turns, so that none is far behind.

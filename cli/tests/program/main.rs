@@ -223,6 +223,15 @@ fn every_mix_through_a_small_cache() {
     assert!(table_of(&said.out).all(|line| line.chars().count() <= 80), "{}", said.out);
 }
 
+/// Hits are those of all its operations.
+#[test]
+fn a_mapping_cache_has_a_hit_ratio() {
+    let options = "--structure bwtree --access cached-mapping --keys 5000 --cache 1MiB --ops 5000 --in-flight 2 --json";
+    let rows = bench(&format!("{options} --mix c --distribution uniform")).must_hold().json();
+    let row = named(&rows, "ycsb-c")[0];
+    assert!((0.5..1.0).contains(&number(row, "hit_ratio")) && row["admission"].is_null(), "{row}");
+}
+
 /// Operations that memory servers carry out, and an owner's, outlive whoever asked for them as far as they were promised to.
 #[test]
 fn chaos_loses_nothing_that_was_acknowledged() {
@@ -611,7 +620,7 @@ fn check_of_a_stopped_bench(access: &str, mix: &str, signal: libc::c_int) -> Sai
             assert_eq!(unsafe { libc::kill(process as libc::pid_t, signal) }, 0);
         }
     }
-    assert!(!Server(child).stop(signal).success());
+    assert_eq!(Server(child).stop(signal).code(), Some(128 + signal));
     // The compute process has written its cache and left the cluster: the bench has waited for it.
     assert_eq!(std::fs::read_dir(dir.join("owners")).unwrap().count(), 0);
     farlink(&["check", "--connect", at]).must_hold()
