@@ -120,7 +120,7 @@ pub(crate) struct BenchArgs {
     /// Without it 8%, or more if what is in flight needs it.
     #[arg(long, value_name = "SIZE|SHARE%")]
     pub(crate) cache: Option<CacheSize>,
-    /// How the cache decides which missed leaves to take in (frequency).
+    /// With cached, cached-inner and engine: how the cache decides which missed leaves to take in (frequency).
     #[arg(long, value_enum)]
     pub(crate) admission: Option<AdmissionChoice>,
     /// With cached and engine: what of the changes in the cache survives the death of their process (write-back).
@@ -169,7 +169,7 @@ pub(crate) struct BenchArgs {
     /// How full a bulk load makes each page, from 0.1 to 1.
     #[arg(long, default_value_t = 0.9, value_parser = parse_fill)]
     pub(crate) fill: f64,
-    /// How operations choose among the loaded keys.
+    /// How operations of an ordered map choose among the loaded keys.
     #[arg(long, value_enum, default_value = "zipf")]
     pub(crate) distribution: DistributionChoice,
     /// The exponent of zipf: 0 is uniform, larger is more skewed (0.99).

@@ -6,8 +6,13 @@ use std::sync::Arc;
 use super::MapData;
 use super::keys::{mix, value_for};
 use super::request::MapRequest;
-use super::stream::{Draw, Pass};
+use super::stream::{Draw, LENGTH_MAX, Pass};
 use crate::subject::WorkerId;
+
+/// A worker writes a value again after so many operations; an update that writes what is there would cost less than others.
+/// No key gets one value twice in a row: a stream that repeats writes each of its keys several times in between.
+const VERSIONS: u64 = 1 << 24;
+const _: () = assert!(LENGTH_MAX < VERSIONS);
 
 /// A stream and how far it has been issued.
 #[derive(Debug)]
@@ -18,7 +23,7 @@ pub struct MapSource {
     /// Whether the stream begins again at its end.
     pub(super) repeats: bool,
     pub(super) issued: usize,
-    /// How many operations this worker has issued over all phases of the run: no value is written twice.
+    /// How many operations this worker has issued over all phases of the run, modulo 2^32: they tell its [`VERSIONS`] apart.
     pub(super) settled: u32,
     /// The next workload's.
     pub(super) pass: Pass,
@@ -188,6 +193,15 @@ mod tests {
         let orders: HashSet<_> = first.iter().chain(&second).map(keys).collect();
         assert_eq!(orders.len(), 6, "two passes chose the same keys in the same order");
         assert_eq!(first, written(1), "the seed decides");
+    }
+
+    #[test]
+    fn a_value_that_comes_again_is_not_the_one_before() {
+        let keys = KeySpace::scrambled(10, 1).unwrap();
+        let settled = VERSIONS as u32 - 3;
+        let source = MapSource { settled, ..source(vec![Draw::Update(1), Draw::Read(2)], &keys, ONLY, 0) };
+        let values: Vec<MapRequest> = source.step_by(2).take(5).collect();
+        assert_eq!(values.iter().map(|update| format!("{update:?}")).collect::<HashSet<_>>().len(), 5, "{values:?}");
     }
 
     #[test]
