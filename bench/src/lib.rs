@@ -15,7 +15,7 @@
 //! its answer. An ordered map says [`MapSubject`] instead, which takes no more than `impl MapSubject for MyMap {}`. The program
 //! starts itself as memory servers and as compute processes, so they know the same structures.
 //!
-//! `args.rs` turns the command line into a plan, `commands.rs` carries it out. `bench.rs` leads compute processes through
+//! `args/` turns the command line into a plan, `commands.rs` carries it out. `bench.rs` leads compute processes through
 //! the plan's phases over the line protocol of `protocol.rs`; in each of them `compute.rs` obeys and `host.rs` runs the
 //! workers, which reach the structure as `route.rs` says. `program.rs` is what all of these know of a structure whose type they
 //! do not know. `cluster.rs` runs the memory servers, `cluster_view.rs` looks at the cluster, `others.rs` at who changes the
