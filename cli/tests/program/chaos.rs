@@ -1,0 +1,56 @@
+//! `farlink chaos`.
+
+use std::process::{Command, Stdio};
+
+use crate::{PROGRAM, children_of, farlink, named, number};
+
+/// Operations that memory servers carry out, and an owner's, outlive whoever asked for them as far as they were promised to.
+#[test]
+fn chaos_loses_nothing_that_was_acknowledged() {
+    for (structure, access) in [("btree", "coarse"), ("btree", "cached"), ("bwtree", "one-sided")] {
+        let options =
+            ["chaos", "--kills", "3", "--keys", "300", "--structure", structure, "--access", access, "--json"];
+        let said = farlink(&options);
+        let rows = said.json();
+        let check = |name: &str| named(&rows, name)[0]["ok"] == true;
+        assert!(check("without-kills") && check("acknowledged") && check("memory"), "{access}: {}", said.out);
+        let told = rows.iter().find(|row| row["kind"] == "chaos").unwrap();
+        assert!(number(told, "kills") == 3.0 && number(told, "answers") > 3.0, "{told}");
+    }
+    let several = ["chaos", "--kills", "4", "--keys", "1000", "--access", "cached", "--processes", "3", "--json"];
+    farlink(&several).must_fail_with(&["several owners", "--durability logged"]);
+    let said = farlink(&[&several[..], &["--durability", "logged"]].concat()).must_hold();
+    let rows = said.json();
+    let operations = named(&rows, "operations")[0];
+    assert!(operations["failed"] == 0 && number(operations, "lost_with_owners") > 0.0, "{operations}");
+    farlink(&["chaos", "--structure", "rtree"]).must_fail_with(&["chaos is for ordered maps"]);
+}
+
+/// Where nobody answers, nobody is killed: it would wait for ever.
+#[test]
+fn a_chaos_whose_memory_server_is_gone_says_so_and_ends() {
+    let mut chaos = Command::new(PROGRAM)
+        .args(["chaos", "--kills", "1000000", "--keys", "300", "--json"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let of_kind = |kind: &str| {
+        let runs = |child: &u32| {
+            std::fs::read(format!("/proc/{child}/cmdline"))
+                .is_ok_and(|words| words.split(|byte| *byte == 0).any(|word| word == kind.as_bytes()))
+        };
+        children_of(chaos.id()).into_iter().find(runs)
+    };
+    while of_kind("chaos-process").is_none() {
+        std::thread::yield_now();
+    }
+    let server = of_kind("serve").unwrap();
+    // SAFETY: kill touches no memory. It is a child of this test's chaos, which has no reason yet to wait for it.
+    assert_eq!(unsafe { libc::kill(server as libc::pid_t, libc::SIGKILL) }, 0);
+    let mut errors = String::new();
+    std::io::Read::read_to_string(&mut chaos.stderr.take().unwrap(), &mut errors).unwrap();
+    assert!(!chaos.wait().unwrap().success() && errors.contains("memory server"), "{errors}");
+    farlink(&["chaos", "--kills", "0"]).must_fail_with(&["0 is not in 1.."]);
+}

@@ -1,0 +1,77 @@
+//! Benches that a signal ends.
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Command, Stdio};
+
+use crate::{PROGRAM, Said, Server, children_of, farlink};
+
+#[test]
+fn a_stopped_bench_leaves_a_sound_tree() {
+    let said = check_of_a_stopped_bench("one-sided", "a", libc::SIGTERM);
+    assert!(said.out.contains("entries 10000,") && said.out.contains("held 0"), "{}", said.out);
+}
+
+#[test]
+fn a_stopped_bench_writes_what_its_cache_holds() {
+    // A terminal that is closed tells all processes.
+    for signal in [libc::SIGTERM, libc::SIGHUP] {
+        let said = check_of_a_stopped_bench("cached", "insert-intensive", signal);
+        assert!(said.out.contains("problems 0") && said.out.contains("held 0"), "{}", said.out);
+    }
+}
+
+/// One stop is enough, and what was answered is told.
+#[test]
+fn a_stopped_trace_ends_after_an_operation() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("cluster");
+    let _servers = [Server::start(&dir, 0), Server::start(&dir, 1)];
+    let (at, trace) = (dir.to_str().unwrap(), folder.path().join("trace"));
+    std::fs::write(&trace, "put 1 1\n".repeat(200_000)).unwrap();
+    let mut child = Command::new(PROGRAM)
+        .args(["bench", "--connect", at, "--latency", "50us", "--access", "cached-inner", "--trace"])
+        .arg(&trace)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut answers = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert_eq!(answers.next().unwrap().unwrap(), "put 1 1 -> new");
+    // SAFETY: kill touches no memory; the child has not been waited for, so its number is its own.
+    assert_eq!(unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) }, 0);
+    let answered = 1 + answers.map_while(Result::ok).count();
+    let said: Said = child.wait_with_output().unwrap().into();
+    let next = format!("operation {}, `put 1 1`, and what comes after were not begun", answered + 1);
+    said.must_fail_with(&["stopped by SIGTERM", &next]);
+    farlink(&["check", "--connect", at]).must_hold();
+}
+
+fn check_of_a_stopped_bench(access: &str, mix: &str, signal: libc::c_int) -> Said {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("cluster");
+    let _servers = [Server::start(&dir, 0), Server::start(&dir, 1)];
+    let at = dir.to_str().unwrap();
+    let mut child = Command::new(PROGRAM)
+        .args(["bench", "--connect", at, "--keys", "10000", "--seconds", "60", "--in-flight", "8"])
+        .args(["--access", access, "--mix", mix])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let runs = |line: String| line.contains("step 2 of 3: ") && !line.contains("preparing");
+    assert!(lines.any(|line| runs(line.unwrap())));
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    if signal == libc::SIGHUP {
+        for process in children_of(child.id()) {
+            // SAFETY: kill touches no memory. The bench waits for its processes only once they are told to end.
+            assert_eq!(unsafe { libc::kill(process as libc::pid_t, signal) }, 0);
+        }
+    }
+    assert_eq!(Server(child).stop(signal).code(), Some(128 + signal));
+    // The compute process has written its cache and left the cluster: the bench has waited for it.
+    assert_eq!(std::fs::read_dir(dir.join("owners")).unwrap().count(), 0);
+    farlink(&["check", "--connect", at]).must_hold()
+}
