@@ -197,9 +197,9 @@ impl BenchArgs {
             );
         }
         if !access.caches() {
-            let of = "is for --access cached, cached-inner, cached-mapping or engine";
-            ensure!(self.cache.is_none(), "--cache {of}; {access} has no cache");
-            ensure!(self.admission.is_none(), "--admission {of}; {access} has no cache");
+            let of = "is for --access cached, cached-inner";
+            ensure!(self.cache.is_none(), "--cache {of}, cached-mapping or engine; {access} has no cache");
+            ensure!(self.admission.is_none(), "--admission {of} or engine; {access} has no cache");
             return Ok(());
         }
         ensure!(
