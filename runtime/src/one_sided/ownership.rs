@@ -25,9 +25,9 @@ use crate::{
     fabric::{Error as FabricError, Liveness},
     fencing,
     gate::{Passage, Way},
-    lock::OwnerId,
+    lock::{LockState, LockWord, OwnerId},
     operation::retry,
-    page::HEADER_WORDS,
+    page::{HEADER_WORDS, LOCK},
     partition::{MAP, MapEntry, Part, PartitionMap},
     ptr::{Link, ServerId},
     recovery::{is_finished, replay_own, take_over},
@@ -518,9 +518,9 @@ pub(crate) async fn maintain(worker: &Handle) {
         let (handle, of) = (worker.clone(), structure.clone());
         let publishing = async move {
             match Tenures::try_turn(&handle.compute().tenures, &of) {
-                Some(turn) => publish_all(&handle, &of, &turn, None).await,
-                None => {
-                    // Who changes it now may wait for others: the next time.
+                Some(turn) if !is_locked(&handle, &of).await => publish_all(&handle, &of, &turn, None).await,
+                _ => {
+                    // Who changes it now may wait for others, or be stopped: the next time.
                     handle.compute().tenures.remain_behind();
                     Ok(())
                 }
@@ -531,6 +531,14 @@ pub(crate) async fn maintain(worker: &Handle) {
             tracing::debug!(structure = structure.name, %error, "a partition map was not brought up to date");
         }
     }
+}
+
+/// Whether the map of a structure is locked by somebody who lives.
+async fn is_locked(worker: &Handle, structure: &Structure) -> bool {
+    let Some((at, _)) = structure.descriptor.and_then(Link::remote) else { return false };
+    // What is wrong with it, publishing says.
+    let Ok(words) = worker.read(at, LOCK + 1).await else { return false };
+    matches!(LockWord::from_word(words[LOCK]).state(), LockState::LockedBy(owner) if lives(worker, owner))
 }
 
 /// Takes all entries of this compute server out of the maps: it leaves the cluster, and has no worker any more.

@@ -14,19 +14,21 @@ use farlink_runtime::{
     access::{Access, Hint, Interrupt, Link, Overlap, PageRef, Plugin, Region, Start},
     error::Error,
     fabric::Fabric,
-    one_sided::OneSided,
+    lock::LockWord,
+    one_sided::{OneSided, Proof, ownership},
     page::LOCK,
+    structure::Structure,
 };
 use farlink_structures::{
     btree::{KeyRange, Tree},
     map::Map as Ordered,
 };
-use farlink_tests::backend::FabricProfile;
+use farlink_tests::{backend::FabricProfile, cluster, direct::Direct};
 
 use crate::{
     ownership::Deadly,
     routing::Owner,
-    scene::{CACHE_BYTES_ALL, Member, assert_left_clean, cache, fabric, settle, sparse},
+    scene::{CACHE_BYTES_ALL, Member, TREE, assert_left_clean, cache, fabric, settle, sparse},
 };
 
 /// Points at which an owner rests.
@@ -196,4 +198,53 @@ fn what_an_owner_recorded_of_a_piece_is_forgotten_with_it() {
     settle([&heir]);
     drop((holdings, heir));
     assert_left_clean(&fabric, &model.into_inner(), "forgotten");
+}
+
+/// As by a process that is stopped in the middle of a change of the map.
+#[test]
+fn a_locked_map_holds_up_no_maintenance() {
+    let model = sparse(100);
+    let fabric = fabric(FabricProfile::Fast, 256, &model, 0.8);
+    let other = "other";
+    cluster::create::<Tree>(&fabric, other, 256, Proof::Checksum).unwrap();
+    let (member, stopped) = (Member::join(&fabric, 1), Member::join(&fabric, 2));
+    let Member { worker, compute, tree } = &member;
+    let structures = [
+        tree.structure().clone(),
+        worker
+            .block_on(Ordered::<Tree, OneSided<Tree>>::open(worker, other, Proof::Checksum))
+            .unwrap()
+            .structure()
+            .clone(),
+    ];
+    let own = |structure: &Structure| {
+        let cache = cache(CACHE_BYTES_ALL, Admission::Always);
+        worker.block_on(cache.own(worker, structure.clone(), KeyRange::ALL)).unwrap()
+    };
+    structures.iter().for_each(|structure| drop(own(structure)));
+    let owners = || {
+        structures
+            .each_ref()
+            .map(|structure| worker.block_on(ownership::read(worker, structure)).unwrap().owners().count())
+    };
+    let direct = Direct::new(&fabric, 7).unwrap();
+    let lock = structures[0].descriptor.unwrap().remote().unwrap().0.word(LOCK);
+    let word = direct.read(lock, 1).unwrap()[0];
+    direct.write_word(lock, LockWord::from_word(word).locked_by(stopped.compute.owner()).word()).unwrap();
+    for _ in 0..3 {
+        let mut maintaining = pin!(worker.drive(compute.maintain(worker)));
+        let is_done = (0..TURNS)
+            .any(|_| matches!(maintaining.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(Ok(()))));
+        if !is_done {
+            direct.write_word(lock, word).unwrap();
+            panic!("a round of maintenance waits for who has locked a map");
+        }
+    }
+    direct.write_word(lock, word).unwrap();
+    assert_eq!(owners(), [1, 0], "the map that was not locked is up to date");
+    member.maintain();
+    assert_eq!(owners(), [0, 0], "and so is the other one, once it can be");
+    drop((direct, member, stopped));
+    let report = cluster::check_tree(&fabric, TREE).unwrap();
+    assert!(report.is_clean(), "{report:?}");
 }
