@@ -86,6 +86,10 @@ impl<P: Plugin> MappingCache<P> {
 /// come back with another meaning while it is cached, but for a chance that [`FastPath::remember`] names.
 ///
 /// The cache is one budget of bytes, shared by the workers of a compute server: [`ValueCache`].
+///
+/// Changes of one page by one worker come one after another. So a future of one that has begun is polled to its end, or dropped: kept
+/// and not polled, it keeps the worker's other changes of that page waiting. Where some are awaited while others are kept, as in the
+/// body of a loop over a buffered stream, have each run as a [task](Handle::spawn).
 #[derive(Debug)]
 pub struct CachedMapping<P: Plugin> {
     one_sided: OneSided<P>,

@@ -241,6 +241,9 @@ impl Worker {
 
     /// Runs `future` as [`Worker::block_on`] does, without keeping the thread: the worker has a turn each time that this is
     /// polled, which asks to be polled again until it is ready.
+    ///
+    /// While this is not polled the worker stands still, and so does what it has begun: who keeps it, or drops it, turns the worker until
+    /// it is no more [unfinished](Worker::is_unfinished), or others wait for its locks and for its turn at a partition map.
     pub async fn drive<F: Future>(&self, future: F) -> F::Output {
         let mut future = pin!(future);
         std::future::poll_fn(|cx| {
