@@ -5,11 +5,12 @@
 //! locks hold, frees their rings, takes back the pages that they held ([`reclaim`]), and gives their slots free.
 //!
 //! Where there is no free slot, who joins takes that of a dead one before. What that one has left is *displaced*: nothing but rings and
-//! lock words names it any more. Its rings are looked for among all pages of their size ([`stray_rings`]). Who has taken its slot knows
+//! lock words names it any more. Its rings are looked for among all pages of their size (`recovery/rings.rs`). Who has taken its slot knows
 //! ([`Shared::displaces`](crate::shared::Shared::displaces)), sweeps, and does not give the slot free before that has come to an end; if it
 //! dies, whoever finds it in that slot looks for what is displaced, too. So as long as something is displaced, somebody looks for it.
 
 mod reclaim;
+mod rings;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
@@ -19,9 +20,11 @@ use std::{
     time::Duration,
 };
 
-use smallvec::SmallVec;
-
-use self::reclaim::reclaim;
+pub(crate) use self::rings::{another_ring, ensure_rings, free_rings, take_places};
+use self::{
+    reclaim::reclaim,
+    rings::{all_rings, rings},
+};
 use crate::{
     buffer::Buffer,
     chunk_classes,
@@ -29,17 +32,13 @@ use crate::{
     error::Error,
     fabric::Liveness,
     fencing,
-    layout::{self, CHUNK_BYTES, Geometry},
+    layout::{self, Geometry},
     lock::{LockState, LockWord, OwnerId},
-    page::{self, CHECKSUM, HEADER_WORDS, Identity, LOCK, SizeClass, StructureId},
-    pages::{self, ChunkState, FreePage, allocate},
+    page::{LOCK, SizeClass, StructureId},
+    pages::FreePage,
     ptr::{RemotePtr, ServerId},
-    redo::{
-        Newest, Places, RING_CLASS, RING_FIRST, RING_NEXT, RING_OWNER, RINGS, Recover, Room, finish_page, is_ring_of,
-        logged, read_rings, replay, take_alone,
-    },
-    remote::{claim_word, release_word, write_words},
-    structure::Placement,
+    redo::{Newest, RING_CLASS, Recover, Room, finish_page, logged, replay},
+    remote::release_word,
     sync::{Ordering, lock},
     worker::Handle,
 };
@@ -50,55 +49,6 @@ type Failure = Box<Error>;
 async fn slot_of(worker: &Handle, owner: OwnerId) -> Result<Option<usize>, Failure> {
     let slots = read_slots(worker, &Board::of(&worker.compute().geometry[0])).await?;
     Ok(slots.iter().position(|&[incarnation, _]| incarnation == u64::from(owner.incarnation())))
-}
-
-/// The rings of a compute server on a memory server: those in the list of its slot or, if it has none any more, wherever they are.
-async fn rings(worker: &Handle, owner: OwnerId, server: ServerId) -> Result<Vec<(RemotePtr, Buffer)>, Failure> {
-    if let Some(slot) = slot_of(worker, owner).await? {
-        let rings = read_rings(worker, layout::rings_at(server, slot), owner).await?;
-        // Whoever has taken the slot meanwhile may have put rings of its own in front.
-        if worker.load(layout::slot_at(slot)).await? == u64::from(owner.incarnation()) {
-            return Ok(rings);
-        }
-    }
-    stray_rings(worker, owner, server).await
-}
-
-/// The rings of a compute server that has no slot.
-async fn stray_rings(worker: &Handle, owner: OwnerId, server: ServerId) -> Result<Vec<(RemotePtr, Buffer)>, Failure> {
-    let mut rings = Vec::new();
-    for (at, of) in all_rings(worker, &worker.compute().geometry[server.index()]).await? {
-        if of == owner {
-            let ring = worker.read(at, RING_CLASS.words()).await?;
-            if is_ring_of(&ring, at, owner) {
-                rings.push((at, ring));
-            }
-        }
-    }
-    Ok(rings)
-}
-
-/// All rings in use on a memory server, and whose they are.
-async fn all_rings(worker: &Handle, geometry: &Geometry) -> Result<Vec<(RemotePtr, OwnerId)>, Failure> {
-    let mut rings = Vec::new();
-    for (number, entry) in (0..).zip(pages::directory(worker, geometry).await?) {
-        if ChunkState::from_word(entry[0]).is_none_or(|state| state.class != RING_CLASS) {
-            continue;
-        }
-        let first = geometry.chunk_at(number);
-        let pages = (0..CHUNK_BYTES as usize / RING_CLASS.bytes()).map(|index| first.word(index * RING_CLASS.words()));
-        let reads: Vec<_> = pages.map(|at| (at, worker.read(at, RING_FIRST))).collect();
-        for (at, read) in reads {
-            let words = read.await?;
-            let lock = LockWord::from_word(words[LOCK]);
-            // Not while somebody makes something else of it.
-            let is_whole = words[CHECKSUM] == page::checksum(&words[..HEADER_WORDS], lock.version());
-            let is_in_use = lock.state() == LockState::Unlocked && is_whole;
-            let owner = OwnerId::new(words[RING_OWNER]).filter(|&owner| is_in_use && is_ring_of(&words, at, owner));
-            rings.extend(owner.map(|owner| (at, owner)));
-        }
-    }
-    Ok(rings)
 }
 
 impl Recover for Handle {
@@ -161,92 +111,6 @@ impl Recover for Handle {
     }
 }
 
-/// Makes sure that the worker has the rings on a memory server that a record of so many parts needs.
-///
-/// # Errors
-/// If there is no memory for one, or the memory server is lost.
-pub(crate) async fn ensure_rings(worker: &Handle, server: ServerId, parts: usize) -> Result<(), Error> {
-    let rings = worker.rings();
-    let mut attempt = 0;
-    while rings.count(server) < Places::rings_for(parts) {
-        if rings.is_growing.replace(true) {
-            worker.back_off(attempt).await;
-            attempt += 1;
-            continue;
-        }
-        let growing = worker.clone();
-        let grown = worker.spawn_to_end(async move {
-            let ring = another_ring(&growing, server).await;
-            growing.rings().is_growing.set(false);
-            ring.map(|ring| growing.rings().add(ring))
-        });
-        grown.await?;
-    }
-    Ok(())
-}
-
-/// Takes room for a record on each of these memory servers, where it has rings enough. Waits until records before it are done with,
-/// if it must.
-pub(crate) async fn take_places(
-    worker: &Handle,
-    servers: impl Iterator<Item = ServerId> + Clone,
-    parts: &[usize],
-) -> SmallVec<[Places; 1]> {
-    let mut attempt = 0;
-    loop {
-        // All or none: nobody waits for room while it keeps others waiting.
-        let taken = servers.clone().map(|server| worker.rings().take(server, parts)).collect::<Option<_>>();
-        if let Some(taken) = taken {
-            return taken;
-        }
-        worker.back_off(attempt).await;
-        attempt += 1;
-    }
-}
-
-/// An idle ring of the compute server's, or a new one.
-pub(crate) async fn another_ring(worker: &Handle, server: ServerId) -> Result<RemotePtr, Error> {
-    let compute = worker.compute();
-    let idle = {
-        let mut idle = lock(&compute.idle_rings);
-        idle.iter().position(|ring| ring.server() == server).map(|index| idle.swap_remove(index))
-    };
-    match idle {
-        Some(ring) => Ok(ring),
-        None => make_ring(worker, server).await,
-    }
-}
-
-/// Makes a ring and puts it in front of the list. Until it is there its lock word says *free*, so it is not lost before.
-async fn make_ring(worker: &Handle, server: ServerId) -> Result<RemotePtr, Error> {
-    let page = allocate(worker, RING_CLASS, Placement::Server(server)).await?;
-    let at = page.at();
-    if at.server() != server {
-        return Err(Error::OutOfMemory { class: RING_CLASS });
-    }
-    let identity = Identity { structure: RINGS, level: 0, class: RING_CLASS, kind: 0, is_words: true };
-    let mut words = [0; RING_FIRST];
-    page::seal(&mut words, at, identity, page.first_lock().version());
-    words[RING_OWNER] = u64::from(worker.owner().incarnation());
-    let head = layout::rings_at(server, worker.compute().member.slot());
-    let body = (LOCK + 1..RING_FIRST).map(|index| (at.word(index), words[index]));
-    write_words(worker, body.collect()).await?;
-    {
-        // What comes of a request that fails is read from the head, which nobody else replaces meanwhile.
-        let _turn = worker.take_turn_at(head).await;
-        loop {
-            let next = worker.load(head).await?;
-            write_words(worker, vec![(at.word(RING_NEXT), next)]).await?;
-            if claim_word(worker, head, next, page.link().word()).await? {
-                break;
-            }
-        }
-    }
-    page.publish();
-    write_words(worker, vec![(at, words[LOCK])]).await?;
-    Ok(at)
-}
-
 /// How long who takes over waits for operations that the dead one has shipped, unless it is [told](crate::compute::ComputeOptions::lock_wait);
 /// and how long maintenance does, which comes again.
 const SHIPPED_WAIT: Duration = Duration::from_secs(5);
@@ -281,27 +145,6 @@ async fn end_shipped(worker: &Handle, slot: usize, dead: OwnerId, waited: Durati
         }
         worker.back_off(attempt).await;
         attempt += 1;
-    }
-    Ok(())
-}
-
-/// Frees the rings of `owner`, which holds no lock: the last of a list first. Nobody has to wait until they are reused: what a repairer
-/// reads there after that, it makes nothing of. The head of the list stays as it is: by now somebody else may have the slot, and rings of
-/// its own there.
-///
-/// # Errors
-/// If a memory server is lost, or no buffer can be had.
-pub(crate) async fn free_rings(worker: &Handle, owner: OwnerId) -> Result<(), Error> {
-    for geometry in &worker.compute().geometry {
-        for (at, ring) in rings(worker, owner, geometry.server).await?.into_iter().rev() {
-            let found = LockWord::from_word(ring[LOCK]);
-            let free = LockWord::free(found.next_version(), Some(worker.owner()));
-            // One that was being made is in its maker's hands.
-            if found.state() == LockState::Unlocked && take_alone(worker, at, found.word(), free.word()).await? {
-                let page = FreePage { at, class: RING_CLASS, version: free.version() };
-                worker.compute().pages.bring_back(page);
-            }
-        }
     }
     Ok(())
 }

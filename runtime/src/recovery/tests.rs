@@ -10,8 +10,12 @@ use crate::{
         mortal::{MortalFabric, Order},
     },
     layout::{CATALOG_CLASS, catalog_page_at},
+    page::{self, Identity},
+    pages::allocate,
     ptr::Link,
-    redo::{Body, Evidence},
+    redo::{Body, Evidence, RING_FIRST},
+    remote::write_words,
+    structure::Placement,
 };
 
 fn join(fabric: &Arc<dyn Fabric>, lock_wait: Option<Duration>) -> ComputeServer {
