@@ -34,7 +34,7 @@ pub(crate) fn note(worker: &Handle, page: &NewPage) {
 pub(crate) async fn is_of_chunk(worker: &Handle, at: RemotePtr, class: SizeClass) -> Result<bool, Box<Error>> {
     let compute = worker.compute();
     let Some(geometry) = compute.geometry.get(at.server().index()) else { return Ok(false) };
-    let Some((chunk, _)) = geometry.locate(at, class) else { return Ok(false) };
+    let Some((chunk, _)) = geometry.locate(at, class).filter(|_| !geometry.is_for_rings(at)) else { return Ok(false) };
     let known = compute.chunk_classes.of(geometry, chunk);
     if known.load(Ordering::Relaxed) == 0
         && let Some(state) = ChunkState::from_word(worker.load(geometry.directory_at(chunk)).await?)

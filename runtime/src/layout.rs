@@ -14,6 +14,9 @@
 //! ...        chunks of 64 KiB, aligned to their size
 //! ```
 //!
+//! The first chunks, one in 256, are for [rings](crate::redo) alone, and all free from the start: who joins where all other memory is in
+//! use can record changes, and so free pages. At most one ring for each slot is kept.
+//!
 //! Everything that changes is changed by compute servers with one-sided operations, so a memory server needs no processor
 //! for it and every fabric can do it.
 
@@ -28,7 +31,7 @@ use crate::{
 
 const MAGIC: u64 = u64::from_le_bytes(*b"FARLINK\0");
 /// The version of everything in this module and in [`crate::page`].
-pub const FORMAT_VERSION: u64 = 6;
+pub const FORMAT_VERSION: u64 = 7;
 const BANNER: &[u8; 64] = b"farlink: the memory of a memory server. Do not edit.           \n";
 
 /// Bytes of a chunk, the unit that a compute server leases; all its pages have one size class for ever.
@@ -42,6 +45,16 @@ pub const CATALOG_CLASS: SizeClass = match SizeClass::of_bytes(128) {
     Some(class) => class,
     None => panic!("128 B is a size class"),
 };
+
+/// The size class of [rings](crate::redo).
+pub const RING_CLASS: SizeClass = match SizeClass::of_bytes(16 << 10) {
+    Some(class) => class,
+    None => panic!("16 KiB is a size class"),
+};
+/// Rings that fit into a chunk.
+const RINGS_PER_CHUNK: u64 = CHUNK_BYTES / RING_CLASS.bytes() as u64;
+/// One chunk in so many is for rings alone.
+const RING_CHUNKS_SHARE: u64 = 256;
 
 /// The words of a catalog page.
 pub(crate) type CatalogPage = [u64; CATALOG_CLASS.words()];
@@ -172,8 +185,8 @@ impl Geometry {
             return bad("server", format!("{server} is not below the number of servers, {servers}"));
         };
         let chunks = if region_bytes <= REGION_BYTES_MAX { chunks_in(region_bytes) } else { 0 };
-        if chunks == 0 || !region_bytes.is_multiple_of(4096) {
-            let least = chunks_offset(1) + CHUNK_BYTES;
+        if chunks <= ring_chunks(chunks) || !region_bytes.is_multiple_of(4096) {
+            let least = chunks_offset(2) + 2 * CHUNK_BYTES;
             return bad(
                 "bytes",
                 format!("{region_bytes}; a region has {least} to {REGION_BYTES_MAX} bytes, in multiples of 4096"),
@@ -238,6 +251,18 @@ impl Geometry {
         pointer(self.server, word.offset())
     }
 
+    /// How many of the first chunks are for rings alone.
+    pub fn ring_chunks(&self) -> u64 {
+        ring_chunks(self.chunks)
+    }
+
+    /// Whether a page lies in one of them.
+    pub(crate) fn is_for_rings(&self, page: RemotePtr) -> bool {
+        page.offset()
+            .checked_sub(chunks_offset(self.chunks))
+            .is_some_and(|inside| inside / CHUNK_BYTES < self.ring_chunks())
+    }
+
     pub(crate) fn directory_at(&self, chunk: u64) -> RemotePtr {
         pointer(self.server, DIRECTORY_OFFSET + chunk * (DIRECTORY_WORDS * 8) as u64)
     }
@@ -299,6 +324,11 @@ fn chunks_offset(chunks: u64) -> u64 {
     (DIRECTORY_OFFSET + chunks * METADATA_PER_CHUNK).next_multiple_of(CHUNK_BYTES)
 }
 
+const fn ring_chunks(chunks: u64) -> u64 {
+    let (share, most) = (chunks.div_ceil(RING_CHUNKS_SHARE), SLOTS as u64 / RINGS_PER_CHUNK);
+    if share < most { share } else { most }
+}
+
 fn chunks_in(region_bytes: u64) -> u64 {
     let mut chunks = region_bytes.saturating_sub(DIRECTORY_OFFSET) / (CHUNK_BYTES + METADATA_PER_CHUNK);
     while chunks > 0 && chunks_offset(chunks) + chunks * CHUNK_BYTES > region_bytes {
@@ -307,8 +337,14 @@ fn chunks_in(region_bytes: u64) -> u64 {
     chunks
 }
 
-/// Writes the superblock and the pages of the empty catalog into a zeroed region, the magic number last.
-pub(crate) fn format(words: &[AtomicU64], geometry: &Geometry, catalog_page: impl Fn(usize) -> CatalogPage) {
+/// Writes the superblock, the pages of the empty catalog and the entries of chunks for rings, with this state, into a zeroed region, the
+/// magic number last.
+pub(crate) fn format(
+    words: &[AtomicU64],
+    geometry: &Geometry,
+    catalog_page: impl Fn(usize) -> CatalogPage,
+    ring_chunk: u64,
+) {
     for (word, text) in words.iter().zip(BANNER.chunks_exact(8)) {
         word.store(u64::from_le_bytes(text.try_into().expect("eight bytes")), Ordering::Relaxed);
     }
@@ -321,6 +357,13 @@ pub(crate) fn format(words: &[AtomicU64], geometry: &Geometry, catalog_page: imp
             set(catalog_page_at(index).offset() + position as u64 * 8, word);
         }
     }
+    set(Dynamic::NextChunk.offset(), geometry.ring_chunks());
+    for chunk in 0..geometry.ring_chunks() {
+        let entry = geometry.directory_at(chunk).offset();
+        set(entry, ring_chunk);
+        set(entry + 8, RINGS_PER_CHUNK);
+        set(geometry.bitmap_at(chunk).offset(), (1 << RINGS_PER_CHUNK) - 1);
+    }
     for (index, &word) in geometry.superblock().iter().enumerate().rev() {
         let first = (SUPERBLOCK_OFFSET / 8) as usize;
         words[first + index].store(word, Ordering::Release);
@@ -332,7 +375,7 @@ pub(crate) fn is_unfinished(words: &[AtomicU64]) -> bool {
     let word = |offset: u64| words.get((offset / 8) as usize).map(|word| word.load(Ordering::Acquire));
     word(SUPERBLOCK_OFFSET) == Some(0)
         && word(Dynamic::NextIncarnation.offset()).is_some_and(|next| next <= 1)
-        && word(Dynamic::NextChunk.offset()) == Some(0)
+        && word(Dynamic::NextChunk.offset()).is_some_and(|next| next <= ring_chunks(chunks_in(words.len() as u64 * 8)))
 }
 
 /// The fixed part of the superblock in mapped memory.
@@ -363,6 +406,20 @@ mod tests {
         assert!(Geometry::plan(0, 1, 4096, 1).is_err());
         assert!(Geometry::plan(2, 2, 1 << 20, 1).is_err());
         assert!(Geometry::plan(0, 1, u64::MAX, 1).is_err());
+    }
+
+    #[test]
+    fn a_region_is_unfinished_until_it_has_its_magic_number_or_is_used() {
+        let geometry = Geometry::plan(1, 2, 64 << 20, 42).unwrap();
+        assert_eq!(geometry.ring_chunks(), 4);
+        let words: Vec<AtomicU64> = (0..geometry.region_bytes / 8).map(|_| AtomicU64::new(0)).collect();
+        assert!(is_unfinished(&words));
+        format(&words, &geometry, |_| [0; CATALOG_CLASS.words()], 1);
+        assert!(!is_unfinished(&words));
+        words[(SUPERBLOCK_OFFSET / 8) as usize].store(0, Ordering::Relaxed);
+        assert!(is_unfinished(&words), "whoever formatted it did not get to the end");
+        words[(Dynamic::NextChunk.offset() / 8) as usize].fetch_add(1, Ordering::Relaxed);
+        assert!(!is_unfinished(&words), "somebody has leased a chunk");
     }
 
     #[test]

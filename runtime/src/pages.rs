@@ -43,7 +43,7 @@ const COLLECTED: Lot = Lot::new(256, 256 << 10);
 /// Tries to return pages to a chunk that others change; a tenth of a second or more.
 pub(crate) const GIVE_BACK_ATTEMPTS_MAX: u32 = 10_000;
 /// Tries to get pages of chunks that others change, where there are no others: some milliseconds.
-const BUSY_ATTEMPTS_MAX: u32 = 100;
+pub(crate) const BUSY_ATTEMPTS_MAX: u32 = 100;
 
 /// An allocated page that is not yet part of a structure. Dropped, it is free again.
 #[derive(Debug)]
@@ -53,6 +53,11 @@ pub struct NewPage {
 }
 
 impl NewPage {
+    /// A free page that this compute server has taken.
+    pub(crate) fn taken(page: FreePage, worker: &Handle) -> Self {
+        Self { page, worker: Some(worker.clone()) }
+    }
+
     /// A page for models, which nobody takes back.
     #[cfg(any(test, loom))]
     pub(crate) fn of_nobody(page: FreePage) -> Self {
@@ -199,7 +204,7 @@ pub async fn allocate(worker: &Handle, class: SizeClass, placement: Placement) -
             let key = (geometry.server, class);
             loop {
                 if let Some(page) = worker.pages().pop(&compute.pages, key) {
-                    return Ok(NewPage { page, worker: Some(worker.clone()) });
+                    return Ok(NewPage::taken(page, worker));
                 }
                 // Run to its end, whatever becomes of the caller: what it has taken from a memory server would be lost.
                 let (refiller, server) = (worker.clone(), geometry.server);
@@ -318,7 +323,7 @@ async fn leased_chunks(worker: &Handle, geometry: &Geometry) -> Result<u64, Erro
 }
 
 /// As many entries of the directory from `first` on as one READ fetches.
-async fn directory_block(
+pub(crate) async fn directory_block(
     worker: &Handle,
     geometry: &Geometry,
     first: u64,
@@ -344,9 +349,10 @@ async fn collect(worker: &Handle, geometry: &Geometry, class: SizeClass) -> Resu
     let pages = &worker.compute().pages;
     let key = (geometry.server, class);
     let leased = leased_chunks(worker, geometry).await?;
-    let start = pages.search(key).from.min(leased);
+    let first = geometry.ring_chunks().min(leased);
+    let start = pages.search(key).from.clamp(first, leased);
     let (mut found, mut is_complete) = (0, true);
-    for range in [start..leased, 0..start] {
+    for range in [start..leased, first..start] {
         let mut chunk = range.start;
         while chunk < range.end {
             for entry in directory_block(worker, geometry, chunk, range.end).await? {
@@ -354,7 +360,7 @@ async fn collect(worker: &Handle, geometry: &Geometry, class: SizeClass) -> Resu
                 if of_class && entry[1] != 0 {
                     let at = Chunk::new(geometry, chunk, class);
                     let _taken = worker.take_turn_at(at.entry).await;
-                    let taken = at.take_all(worker).await?;
+                    let taken = at.take(worker, usize::MAX).await?;
                     is_complete &= taken.is_some();
                     let taken = taken.unwrap_or_default();
                     found += taken.len();
@@ -394,7 +400,10 @@ pub(crate) async fn give_back(worker: &Handle, mut pages: Vec<FreePage>) -> Resu
         let (geometry, chunk, _) = place(&run[0]);
         let indices: Vec<usize> = run.iter().map(|page| place(page).2).collect();
         if let Err(error) = give_back_to(worker, geometry, chunk, run[0].class, &indices).await {
-            compute.pages.put(run.iter().copied());
+            match geometry.is_for_rings(run[0].at) {
+                true => run.iter().for_each(|&page| compute.pages.bring_back(page)),
+                false => compute.pages.put(run.iter().copied()),
+            }
             failure = Err(*error);
         }
     }

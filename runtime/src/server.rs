@@ -14,12 +14,13 @@ use farlink_fabric::{
     listener::{ListenOptions, Listener},
     mem::{MemFabric, MemOptions, ServeRegion, ServedRegion},
     region::Region,
-    sync::Ordering,
+    sync::{AtomicU64, Ordering},
 };
 
 use crate::{
     catalog,
     error::Error,
+    free_pages::ChunkState,
     layout::{self, Dynamic, Geometry, Records},
 };
 
@@ -49,7 +50,7 @@ pub fn in_process_recording(
     for index in 0..servers {
         let geometry = Geometry::plan(index, servers, bytes, cluster)?.with_records(records);
         let region = Region::anonymous(geometry.region_bytes as usize)?;
-        layout::format(region.words(), &geometry, catalog::empty_page);
+        format(region.words(), &geometry);
         regions.push(region);
     }
     Ok(MemFabric::in_process(regions, options))
@@ -64,7 +65,11 @@ pub fn in_process_recording(
 pub fn serve_verbs(options: &VerbsServeOptions, records: Records) -> Result<VerbsServer, Error> {
     let geometry = Geometry::plan(options.server, options.servers, options.bytes, options.secret.cluster())?;
     let geometry = geometry.with_records(records);
-    Ok(VerbsServer::start(options, |words| layout::format(words, &geometry, catalog::empty_page))?)
+    Ok(VerbsServer::start(options, |words| format(words, &geometry))?)
+}
+
+fn format(words: &[AtomicU64], geometry: &Geometry) {
+    layout::format(words, geometry, catalog::empty_page, ChunkState::for_rings().word());
 }
 
 /// What a memory server serves.
@@ -115,12 +120,8 @@ impl MemoryServer {
         let resumed = region.existed() && !layout::is_unfinished(words);
         if !resumed {
             let bytes = region.region().bytes();
-            layout::format(
-                words,
-                &Geometry::plan(options.server, options.servers, bytes, region.cluster())?
-                    .with_records(options.records.unwrap_or_default()),
-                catalog::empty_page,
-            );
+            let plan = Geometry::plan(options.server, options.servers, bytes, region.cluster())?;
+            format(words, &plan.with_records(options.records.unwrap_or_default()));
         }
         let superblock = layout::superblock_words(words)
             .ok_or_else(|| Error::BadSuperblock { server, why: "the region is too small for a superblock".into() })?;
@@ -174,7 +175,7 @@ impl MemoryServer {
         self.region.memory()
     }
 
-    /// How many of its chunks compute servers have leased so far.
+    /// How many of its chunks are for rings alone, or were leased by compute servers so far.
     pub fn leased_chunks(&self) -> u64 {
         let word = &self.region.region().words()[(Dynamic::NextChunk.offset() / 8) as usize];
         word.load(Ordering::Relaxed).min(self.geometry.chunks)

@@ -69,6 +69,11 @@ impl Member {
         &self.worker
     }
 
+    /// The compute server.
+    pub fn compute(&self) -> &ComputeServer {
+        &self.compute
+    }
+
     /// One round of maintenance.
     ///
     /// # Errors

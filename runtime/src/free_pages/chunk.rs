@@ -18,7 +18,7 @@ use crate::{
     error::Error,
     fabric::Liveness,
     free_pages::FreePage,
-    layout::{BITMAP_WORDS, CHUNK_BYTES, Geometry},
+    layout::{BITMAP_WORDS, CHUNK_BYTES, Geometry, RING_CLASS},
     lock::{LockState, LockWord, OwnerId},
     page::SizeClass,
     ptr::RemotePtr,
@@ -43,6 +43,11 @@ pub(crate) struct ChunkState {
 impl ChunkState {
     pub(crate) fn leased_by(lessee: OwnerId, class: SizeClass) -> Self {
         Self { class, lessee, holder: None }
+    }
+
+    /// Of a chunk that is for rings alone. All its pages are in its bitmap before anybody has one, so it is nobody's.
+    pub(crate) fn for_rings() -> Self {
+        Self::leased_by(OwnerId::new(u64::from(OwnerId::MAX)).expect("the last one is one"), RING_CLASS)
     }
 
     pub(crate) fn word(self) -> u64 {
@@ -72,6 +77,12 @@ pub(crate) fn bitmap_words(class: SizeClass) -> usize {
 fn mask(class: SizeClass) -> u64 {
     let pages = CHUNK_BYTES as usize / class.bytes();
     if pages < 64 { (1 << pages) - 1 } else { u64::MAX }
+}
+
+/// So many of the bits, at most.
+fn lowest(bits: u64, most: usize) -> u64 {
+    let rest = (0..most.min(64)).fold(bits, |rest, _| rest & rest.wrapping_sub(1));
+    bits & !rest
 }
 
 /// Where a chunk is, and what belongs to it.
@@ -107,15 +118,17 @@ impl Chunk {
         }
     }
 
-    /// Takes all pages of the bitmap; `None` if somebody else is the holder.
+    /// Takes pages of the bitmap, so many at most; `None` if somebody else is the holder.
     ///
     /// # Errors
     /// If the memory server is lost, or no buffers can be had: then nothing was taken.
-    pub(crate) async fn take_all<R: Remote>(&self, remote: &R) -> Result<Option<Vec<FreePage>>, Failure> {
+    pub(crate) async fn take<R: Remote>(&self, remote: &R, most: usize) -> Result<Option<Vec<FreePage>>, Failure> {
         self.change(remote, async |bitmap| {
             let mut taken = Vec::new();
             for (index, bits) in bitmap.iter_mut().enumerate() {
-                self.describe(remote, index, std::mem::take(bits), &mut taken).await?;
+                let chosen = lowest(*bits, most - taken.len());
+                *bits &= !chosen;
+                self.describe(remote, index, chosen, &mut taken).await?;
             }
             // Before the bits are cleared: who dies in between has taken nothing, or says that it has.
             sign(remote, &taken).await?;
@@ -338,7 +351,7 @@ mod tests {
         worker.block_on(async {
             give_back(&worker, pages).await.unwrap();
             assert!(shared.take_all().is_empty());
-            let returned = chunk.take_all(&*worker).await.unwrap().unwrap();
+            let returned = chunk.take(&*worker, usize::MAX).await.unwrap().unwrap();
             assert_eq!(returned.len(), count);
             shared.put(returned.into_iter());
         });

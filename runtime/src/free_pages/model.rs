@@ -27,7 +27,7 @@ impl OneWord {
     /// As the fabric's.
     pub async fn take_all<R: Remote>(&self, remote: &R) -> Result<Option<Vec<u64>>, Box<Error>> {
         let number = |at: RemotePtr| (at.offset() - self.0.pages.offset()) / CLASS.bytes() as u64;
-        let taken = self.0.take_all(remote).await?;
+        let taken = self.0.take(remote, usize::MAX).await?;
         Ok(taken.map(|taken| taken.iter().map(|page| number(page.at)).collect()))
     }
 

@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-pub(crate) use self::rings::{another_ring, ensure_rings, free_rings, take_places};
+pub(crate) use self::rings::{RingUse, another_ring, ensure_rings, free_rings, take_places};
 use self::{
     reclaim::reclaim,
     rings::{all_rings, rings},

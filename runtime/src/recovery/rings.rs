@@ -9,7 +9,7 @@ use crate::{
     layout::{self, CHUNK_BYTES, Geometry},
     lock::{LockState, LockWord, OwnerId},
     page::{self, CHECKSUM, HEADER_WORDS, Identity, LOCK},
-    pages::{self, ChunkState, FreePage, allocate},
+    pages::{self, Chunk, ChunkState, FreePage, NewPage, allocate},
     ptr::{RemotePtr, ServerId},
     redo::{Places, RING_CLASS, RING_FIRST, RING_NEXT, RING_OWNER, RINGS, is_ring_of, read_rings, take_alone},
     remote::{claim_word, write_words},
@@ -86,7 +86,7 @@ pub(crate) async fn ensure_rings(worker: &Handle, server: ServerId, parts: usize
         }
         let growing = worker.clone();
         let grown = worker.spawn_to_end(async move {
-            let ring = another_ring(&growing, server).await;
+            let ring = another_ring(&growing, server, RingUse::Records).await;
             growing.rings().is_growing.set(false);
             ring.map(|ring| growing.rings().add(ring))
         });
@@ -114,31 +114,66 @@ pub(crate) async fn take_places(
     }
 }
 
-/// An idle ring of the compute server's, or a new one.
-pub(crate) async fn another_ring(worker: &Handle, server: ServerId) -> Result<RemotePtr, Error> {
-    let compute = worker.compute();
-    let idle = {
-        let mut idle = lock(&compute.idle_rings);
-        idle.iter().position(|ring| ring.server() == server).map(|index| idle.swap_remove(index))
-    };
-    match idle {
-        Some(ring) => Ok(ring),
-        None => make_ring(worker, server).await,
-    }
+/// What a ring is for. Without records nothing is changed, not even to free pages; a log that has no room makes others wait, or leaves a
+/// cache without an owner. So records alone have the chunks that are for rings alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RingUse {
+    Records,
+    Log,
 }
 
-/// Makes a ring and puts it in front of the list. Until it is there its lock word says *free*, so it is not lost before.
-async fn make_ring(worker: &Handle, server: ServerId) -> Result<RemotePtr, Error> {
-    let page = allocate(worker, RING_CLASS, Placement::Server(server)).await?;
-    let at = page.at();
-    if at.server() != server {
-        return Err(Error::OutOfMemory { class: RING_CLASS });
+/// An idle ring of the compute server's, or a new one.
+pub(crate) async fn another_ring(worker: &Handle, server: ServerId, ring_use: RingUse) -> Result<RemotePtr, Error> {
+    let compute = worker.compute();
+    let geometry = &compute.geometry[server.index()];
+    let may_be =
+        |ring: RemotePtr| ring.server() == server && (ring_use == RingUse::Records || !geometry.is_for_rings(ring));
+    let idle = {
+        let mut idle = lock(&compute.idle_rings);
+        idle.iter().position(|&ring| may_be(ring)).map(|index| idle.swap_remove(index))
+    };
+    if let Some(ring) = idle {
+        return Ok(ring);
     }
+    let page = match allocate(worker, RING_CLASS, Placement::Server(server)).await {
+        Ok(page) if page.at().server() == server => page,
+        Ok(_) | Err(Error::OutOfMemory { .. }) if ring_use == RingUse::Records => kept_page(worker, geometry).await?,
+        Ok(_) => return Err(Error::OutOfMemory { class: RING_CLASS }),
+        Err(error) => return Err(error),
+    };
+    make_ring(worker, page).await
+}
+
+/// A page of the chunks that are for rings alone. To be run to its end.
+async fn kept_page(worker: &Handle, geometry: &Geometry) -> Result<NewPage, Error> {
+    for attempt in 0..=pages::BUSY_ATTEMPTS_MAX {
+        let mut is_busy = false;
+        let entries = pages::directory_block(worker, geometry, 0, geometry.ring_chunks()).await?;
+        for (number, _) in (0..).zip(entries).filter(|(_, [_, free])| *free != 0) {
+            let chunk = Chunk::new(geometry, number, RING_CLASS);
+            let _turn = worker.take_turn_at(chunk.entry).await;
+            match chunk.take(worker, 1).await?.as_deref() {
+                Some(&[page]) => return Ok(NewPage::taken(page, worker)),
+                Some(_) => {}
+                None => is_busy = true,
+            }
+        }
+        if !is_busy {
+            break;
+        }
+        worker.back_off(attempt).await;
+    }
+    Err(Error::OutOfMemory { class: RING_CLASS })
+}
+
+/// Makes a ring of a page and puts it in front of the list. Until it is there its lock word says *free*, so it is not lost before.
+async fn make_ring(worker: &Handle, page: NewPage) -> Result<RemotePtr, Error> {
+    let at = page.at();
     let identity = Identity { structure: RINGS, level: 0, class: RING_CLASS, kind: 0, is_words: true };
     let mut words = [0; RING_FIRST];
     page::seal(&mut words, at, identity, page.first_lock().version());
     words[RING_OWNER] = u64::from(worker.owner().incarnation());
-    let head = layout::rings_at(server, worker.compute().member.slot());
+    let head = layout::rings_at(at.server(), worker.compute().member.slot());
     let body = (LOCK + 1..RING_FIRST).map(|index| (at.word(index), words[index]));
     write_words(worker, body.collect()).await?;
     {

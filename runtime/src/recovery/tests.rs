@@ -44,7 +44,7 @@ fn what_was_not_taken_back_is_left() {
     dead(&fabric, async |worker| drop(allocate(worker, SizeClass::LARGEST, Placement::RoundRobin).await.unwrap()));
     let (holder, survivor) = (join(&fabric, None), join(&fabric, None));
     let worker = survivor.worker().unwrap();
-    let entry = survivor.geometry()[0].directory_at(0);
+    let entry = survivor.geometry()[0].directory_at(1);
     let free = worker.block_on(worker.load(entry)).unwrap();
     let held = free | u64::from(holder.owner().incarnation()) << 32;
     worker.block_on(write_words(&*worker, vec![(entry, held)])).unwrap();
@@ -53,7 +53,7 @@ fn what_was_not_taken_back_is_left() {
     drop(holder);
     assert!(worker.block_on(survivor.settle(&worker)).unwrap());
     assert_eq!(worker.block_on(sweep(&worker, catalog::free_unfinished)).unwrap(), 0);
-    assert_eq!(worker.block_on(worker.load(survivor.geometry()[0].directory_at(0).word(1))).unwrap(), 1);
+    assert_eq!(worker.block_on(worker.load(entry.word(1))).unwrap(), 1);
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn forged_records_free_no_page() {
     let large = keeper.block_on(allocate(&keeper, SizeClass::of_bytes(4096).unwrap(), Placement::RoundRobin)).unwrap();
     let inside = large.at().add(1024).unwrap();
     dead(&fabric, async |worker| {
-        let ring = another_ring(worker, ServerId::new(0).unwrap()).await.unwrap();
+        let ring = another_ring(worker, ServerId::new(0).unwrap(), RingUse::Records).await.unwrap();
         let mut place = ring.word(RING_FIRST);
         for (sequence, at) in [(1, catalog_page_at(3)), (2, inside)] {
             let identity = Identity { structure: StructureId(0), level: 0, class: small, kind: 0xca, is_words: false };

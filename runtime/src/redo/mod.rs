@@ -76,7 +76,7 @@
 //! for each new page  link, version at which it is free
 //! ```
 //!
-//! Rings are made when a worker first needs them, grow in number with long records, and outlive the worker: the next one of the
+//! Rings are made when a worker first needs them, where memory is full of pages that are kept for that (see [`crate::layout`]), grow in number with long records, and outlive the worker: the next one of the
 //! compute server uses them. When it leaves, they are freed. Those of a dead compute server are freed when none of its locks is
 //! left (`recovery`), the last of a list first, so that whoever dies of that leaves a shorter list.
 
@@ -100,15 +100,11 @@ pub(crate) use self::{
     replay::{logged, replay},
     ring::WorkerRings,
 };
-use crate::page::{SizeClass, StructureId};
+pub use crate::layout::RING_CLASS;
+use crate::page::StructureId;
 
 /// The structure id of rings.
 pub const RINGS: StructureId = StructureId(u32::MAX);
-/// The size of a ring.
-pub const RING_CLASS: SizeClass = match SizeClass::of_bytes(16 << 10) {
-    Some(class) => class,
-    None => panic!("16 KiB is a size class"),
-};
 /// The word of a ring that holds its owner's incarnation.
 pub(crate) const RING_OWNER: usize = 4;
 /// The word of a ring that links to the next one.

@@ -630,6 +630,9 @@ impl Handle {
 
     /// Takes back a page that was allocated and not used.
     pub(crate) fn free_page(&self, page: FreePage) {
+        if self.compute().geometry[page.at.server().index()].is_for_rings(page.at) {
+            return self.compute().pages.bring_back(page);
+        }
         self.0.pages.free(&self.0.compute.pages, page);
         if self.0.ended.get() {
             self.0.pages.give_back(&self.0.compute.pages);

@@ -4,7 +4,7 @@ use super::Log;
 use crate::{
     error::Error,
     ptr::RemotePtr,
-    recovery::another_ring,
+    recovery::{RingUse, another_ring},
     redo::{RING_CLASS, SHARE_WORDS_MAX},
     sync::{Arc, Ordering, lock},
     worker::Handle,
@@ -135,7 +135,7 @@ async fn any_ring(worker: &Handle, first: usize) -> Result<RemotePtr, Error> {
     let geometry = &worker.compute().geometry;
     let mut servers = geometry.iter().cycle().skip(first % geometry.len()).take(geometry.len()).peekable();
     while let Some(geometry) = servers.next() {
-        match another_ring(worker, geometry.server).await {
+        match another_ring(worker, geometry.server, RingUse::Log).await {
             Err(Error::OutOfMemory { .. }) if servers.peek().is_some() => {}
             ring => return ring,
         }

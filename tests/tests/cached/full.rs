@@ -4,7 +4,7 @@ use farlink_offload::{Admission, CacheOptions, ComputeCache, Durability};
 use farlink_runtime::{
     access::{Access, NewPage, Placement},
     error::Error,
-    one_sided::ownership,
+    one_sided::{Proof, ownership},
     page::SizeClass,
 };
 use farlink_structures::{btree::BTree, map::KeyRange};
@@ -103,6 +103,39 @@ fn who_has_large_pages_goes_on_without_memory() {
 fn who_writes_back_goes_on_without_memory() {
     goes_on(Durability::WriteBack, CACHE_BYTES_ALL, 16);
     goes_on(Durability::WriteBack, CACHE_BYTES_MIN, 16);
+}
+
+/// Who has recorded nothing yet that others have to do with: two owners of a half each, and then one that caches inner pages and has just joined.
+#[test]
+fn who_records_for_the_first_time_without_memory_removes_all() {
+    for durability in [Durability::Logged, Durability::WriteBack] {
+        let model = sparse(ENTRIES);
+        let fabric = fabric(FabricProfile::Fast, 256, &model, 0.8);
+        let owners = [1, 2].map(|seed| Member::join(&fabric, seed));
+        let cut = owners[0].worker.block_on(owners[0].tree.leaf_low(ENTRIES * 5)).unwrap();
+        let halves = [KeyRange { high: Some(cut), ..KeyRange::ALL }, KeyRange { low: cut, ..KeyRange::ALL }];
+        let caches = [0; 2].map(|_| cache(CACHE_BYTES_ALL, Admission::Always).with_durability(durability));
+        let mut trees: Vec<_> =
+            owners.iter().zip(&caches).zip(halves).map(|((owner, cache), half)| owner.own(cache, half)).collect();
+        let others = Member::join(&fabric, 3);
+        let taken = take_all(&others);
+        for ((owner, tree), half) in owners.iter().zip(&trees).zip(halves) {
+            for (&key, &value) in model.iter().filter(|&(&key, _)| half.contains(key) && key % 100 != 0) {
+                assert_eq!(owner.worker.block_on(tree.remove(key)).unwrap(), Some(value), "{key}");
+            }
+            owner.worker.block_on(tree.access().close()).unwrap();
+        }
+        trees.clear();
+        let joiner = Member::join(&fabric, 4);
+        let tree = joiner.share(&cache(CACHE_BYTES_ALL, Admission::Always), Proof::Checksum);
+        for (&key, &value) in model.iter().filter(|&(&key, _)| key % 100 == 0) {
+            assert_eq!(joiner.worker.block_on(tree.remove(key)).unwrap(), Some(value), "{key}");
+        }
+        drop((tree, taken));
+        settle(owners.iter().chain([&others, &joiner]));
+        drop((owners, others, joiner));
+        assert_left_clean(&fabric, &Map::new(), "after removals without memory");
+    }
 }
 
 /// Nobody owns what he could not write back; once there is memory, he does.

@@ -8,6 +8,7 @@ mod maps;
 mod owners;
 mod parting;
 mod records;
+mod rings;
 mod rtrees;
 mod shared;
 mod shipped;

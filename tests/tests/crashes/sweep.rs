@@ -8,7 +8,7 @@ use std::{
 };
 
 use farlink_runtime::{
-    audit,
+    audit, catalog,
     error::Error,
     fabric::{
         Fabric,
@@ -32,6 +32,8 @@ use farlink_tests::{
     settings,
 };
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+
+use crate::rings::{FOR_RINGS, create_for_rings, take_rings};
 
 const NAME: &str = "map";
 /// Also that of rings: pages that are given back are there for them.
@@ -80,6 +82,7 @@ fn one_that_cannot_be_finished_keeps_no_other_waiting() -> Result<(), Error> {
     let fabric: Arc<dyn Fabric> = Arc::new(server::in_process(2, 2 << 20, FAST)?);
     let placed = StructurePlacement { root: Some(server_id(1)), policy: PlacementPolicy::default() };
     cluster::create_at::<Tree>(&fabric, NAME, 256, Proof::Checksum, placed)?;
+    create_for_rings(&fabric, server_id(1))?;
     let open = async |worker: &Worker| {
         let map: Opened = Map::open(worker, NAME, Proof::Checksum).await?;
         map.insert(1, 1).await?;
@@ -93,6 +96,7 @@ fn one_that_cannot_be_finished_keeps_no_other_waiting() -> Result<(), Error> {
     let full = Member::join(&fabric, 2)?;
     let held = full.worker().block_on(fill(full.worker(), server_id(1)))?;
     assert!(!held.is_empty());
+    let recording = take_rings(full.compute())?;
 
     let survivor = Member::join(&fabric, 3)?;
     let before = survivor.worker().block_on(audit::memory(survivor.worker()))?;
@@ -106,7 +110,7 @@ fn one_that_cannot_be_finished_keeps_no_other_waiting() -> Result<(), Error> {
     // Among what the other one held is room for a record.
     survivor.maintain_once()?;
 
-    drop((held, full));
+    drop((recording, held, full));
     survivor.maintain()?;
     let map: Opened = survivor.worker().block_on(Map::open(survivor.worker(), NAME, Proof::Checksum))?;
     assert_eq!(survivor.worker().block_on(map.get(2))?, Some(2));
@@ -347,15 +351,17 @@ fn a_damaged_catalog_keeps_no_pages_from_others() -> Result<(), Error> {
 fn a_change_is_finished_where_all_memory_is_in_use() -> Result<(), Error> {
     let fabric: Arc<dyn Fabric> = Arc::new(server::in_process(1, 2 << 20, FAST)?);
     cluster::create::<Tree>(&fabric, NAME, 256, Proof::Checksum)?;
+    create_for_rings(&fabric, server_id(0))?;
     let full = Member::join(&fabric, 2)?;
     let open = async |worker: &Worker| {
         let map: Opened = Map::open(worker, NAME, Proof::Checksum).await?;
         map.insert(1, 1).await?;
         Ok((map, allocate(worker, SizeClass::LARGEST, Placement::RoundRobin).await?))
     };
-    let mut held = Vec::new();
+    let (mut held, mut recording) = (Vec::new(), Vec::new());
     let fill_and_change = async |_: &Worker, (map, _): &(Opened, NewPage)| {
         held = full.worker().block_on(fill(full.worker(), server_id(0)))?;
+        recording = take_rings(full.compute())?;
         map.insert(2, 2).await.map(drop)
     };
     // After the READ, the record and the lock.
@@ -372,7 +378,9 @@ fn a_change_is_finished_where_all_memory_is_in_use() -> Result<(), Error> {
     let map: Opened = survivor.worker().block_on(open_only(survivor.worker()))?;
     assert_eq!(survivor.worker().block_on(map.get(2))?, Some(2));
     assert!(survivor.worker().block_on(map.check())?.problem_count == 0);
-    drop((map, held, full, survivor));
+    drop((map, recording, held, full));
+    survivor.worker().block_on(catalog::destroy(survivor.worker(), FOR_RINGS))?;
+    drop(survivor);
     let report = cluster::check_tree(&fabric, NAME)?;
     assert!(report.is_clean() && report.audit.held == 0, "{report:?}");
     assert_eq!(cluster::unaccounted_bytes(&fabric, &report)?, 0);
