@@ -49,15 +49,15 @@ async fn choose_path<'a, A: Access<Plugin = Tree<D>>, const D: usize>(
         require_page(access, page)?;
         let Some(level) = page.level().checked_sub(1) else { return Ok(path) };
         let chosen = page.read(|words| {
-            let (node, mut least) = (Node::<_, D>::of(words), (f64::INFINITY, None));
+            let (node, mut least) = (Node::<_, D>::of(words), None);
             node.find(&Query::Contains(*rect), |index, child| {
-                let area = child.area();
-                if area < least.0 || least.1.is_none() {
-                    least = (area, Some(index));
+                if least.is_none_or(|(_, of): (_, Rect<D>)| child.compare_sizes(&of).is_lt()) {
+                    least = Some((index, child));
                 }
             });
             let children = || (0..node.count).map(|index| node.rect(index)).collect::<SmallVec<[_; 32]>>();
-            let chosen = least.1.or_else(|| choose::grow(&children(), rect, level == 0));
+            let least = least.map(|(index, _)| index);
+            let chosen = least.or_else(|| choose::grow(&children(), rect, level == 0));
             chosen.map(|index| node.item(index))
         })?;
         let chosen = chosen.ok_or(Interrupt::stale(page.at(), "it has no children"))?;

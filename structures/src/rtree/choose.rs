@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::{
     node::{Item, count_min},
-    rect::{Rect, order_of},
+    rect::{Rect, growth, order_of},
 };
 
 /// Children of which the overlap is compared: those that grow least (section 4.1: 32 hardly differ from all).
@@ -18,23 +18,26 @@ const CANDIDATES: usize = 16;
 pub(super) fn choose<const D: usize>(children: &[Rect<D>], rect: &Rect<D>, are_leaves: bool) -> Option<usize> {
     // One that need not grow grows no overlap either.
     let holding = children.iter().enumerate().filter(|(_, child)| child.contains(rect));
-    let least = holding.map(|(index, child)| (child.area(), index)).min_by(|a, b| a.0.total_cmp(&b.0));
-    least.map(|(_, index)| index).or_else(|| grow(children, rect, are_leaves))
+    let least = holding.min_by(|a, b| a.1.compare_sizes(b.1));
+    least.map(|(index, _)| index).or_else(|| grow(children, rect, are_leaves))
 }
 
-/// [`choose`] where no child holds the box.
+/// [`choose`] where no child holds the box. Margins decide where areas do not differ.
 pub(super) fn grow<const D: usize>(children: &[Rect<D>], rect: &Rect<D>, are_leaves: bool) -> Option<usize> {
-    let growth = |(index, child): (usize, &Rect<D>)| (child.union(rect).area() - child.area(), child.area(), index);
-    let mut grown: SmallVec<[_; 32]> = children.iter().enumerate().map(growth).collect();
+    let in_area = |(index, child): (usize, &Rect<D>)| (growth(child.area(), child.union(rect).area()), index);
+    let in_margin = |child: &Rect<D>| growth(child.margin(), child.union(rect).margin());
+    let mut grown: SmallVec<[_; 32]> = children.iter().enumerate().map(in_area).collect();
     let mut best: Option<(f64, usize)> = None;
     for first in 0..grown.len().min(CANDIDATES) {
         let by_growth = |a: &usize, b: &usize| {
-            let (a, b) = (grown[*a], grown[*b]);
-            a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))
+            let [(a, first), (b, second)] = [grown[*a], grown[*b]];
+            let [first, second] = [&children[first], &children[second]];
+            let by_margin = || in_margin(first).total_cmp(&in_margin(second));
+            a.total_cmp(&b).then_with(by_margin).then_with(|| first.compare_sizes(second))
         };
         let next = (first..grown.len()).min_by(by_growth)?;
         grown.swap(first, next);
-        let index = grown[first].2;
+        let index = grown[first].1;
         if !are_leaves {
             return Some(index);
         }
@@ -54,16 +57,16 @@ pub(super) fn grow<const D: usize>(children: &[Rect<D>], rect: &Rect<D>, are_lea
 /// How much more a child overlaps others if it takes a box; or some of it, if it is `most` or more.
 fn overlap_growth<const D: usize>(children: &[Rect<D>], index: usize, rect: &Rect<D>, most: f64) -> f64 {
     let (child, larger) = (children[index], children[index].union(rect));
-    let mut growth = 0.0;
+    let mut grown = 0.0;
     for (other, at) in children.iter().zip(0..) {
         if at != index && larger.intersects(other) {
-            growth += larger.common_area(other) - child.common_area(other);
+            grown += growth(child.common_area(other), larger.common_area(other));
         }
-        if growth >= most {
+        if grown >= most {
             break;
         }
     }
-    growth
+    grown
 }
 
 /// A way to divide sorted entries: the area that the halves have in common, their areas, and how many are in the first.

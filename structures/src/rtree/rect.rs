@@ -116,8 +116,15 @@ impl<const D: usize> Rect<D> {
         (0..D).map(|d| self.high[d] - self.low[d]).product()
     }
 
+    #[inline]
     pub(super) fn margin(&self) -> f64 {
         (0..D).map(|d| self.high[d] - self.low[d]).sum()
+    }
+
+    /// By area; by margin where areas do not differ, as those of flat rectangles.
+    #[inline]
+    pub(super) fn compare_sizes(&self, other: &Self) -> Ordering {
+        self.area().total_cmp(&other.area()).then_with(|| self.margin().total_cmp(&other.margin()))
     }
 
     /// The area that they have in common.
@@ -210,6 +217,12 @@ impl<const D: usize> Region for Scope<D> {
 #[inline]
 fn lesser(a: f64, b: f64) -> f64 {
     if a < b { a } else { b }
+}
+
+/// How much more the one is than the other; infinite where both are too large for a number.
+#[inline]
+pub(super) fn growth(from: f64, to: f64) -> f64 {
+    lesser(to - from, f64::INFINITY)
 }
 
 #[inline]

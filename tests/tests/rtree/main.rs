@@ -9,6 +9,7 @@ mod kit;
 mod loops;
 mod owners;
 mod promise;
+mod quality;
 mod scene;
 mod stepped;
 mod steps;
