@@ -100,7 +100,7 @@ struct Side<'a, A, const D: usize> {
     cursor: Cursor<'a, A, D>,
     /// The entry that comes next.
     next: Option<Entry<D>>,
-    /// Entries that begin before those that come, and may end behind them.
+    /// Entries that begin before those that come, and end behind the next one of the other side.
     open: Vec<Entry<D>>,
 }
 
@@ -114,6 +114,13 @@ impl<'a, A: Run<Plugin = Tree<D>>, const D: usize> Side<'a, A, D> {
     fn meet(&mut self, rect: &Rect<D>) -> impl Iterator<Item = Entry<D>> {
         self.open.retain(|(open, _)| open.high[0] >= rect.low[0]);
         self.open.iter().filter(move |(open, _)| open.intersects(rect)).copied()
+    }
+
+    /// Keeps an entry if it can meet what comes from the other side.
+    fn keep(&mut self, entry: Entry<D>, other: Option<&Entry<D>>) {
+        if other.is_some_and(|other| other.0.low[0] <= entry.0.high[0]) {
+            self.open.push(entry);
+        }
     }
 }
 
@@ -155,6 +162,9 @@ impl<'a, A: Run<Plugin = Tree<D>>, B: Run<Plugin = Tree<D>>, const D: usize> Joi
         while pairs.is_empty() {
             let is_left = match (&left.next, &right.next) {
                 (None, None) => return Ok(None),
+                // What one side has left meets nothing of the other.
+                (Some(_), None) if right.open.is_empty() => return Ok(None),
+                (None, Some(_)) if left.open.is_empty() => return Ok(None),
                 (Some(_), None) => true,
                 (None, Some(_)) => false,
                 (Some(left), Some(right)) => left.0.low[0] <= right.0.low[0],
@@ -162,11 +172,11 @@ impl<'a, A: Run<Plugin = Tree<D>>, B: Run<Plugin = Tree<D>>, const D: usize> Joi
             if is_left && let Some(next) = left.next {
                 left.next = left.cursor.next().await?;
                 pairs.extend(right.meet(&next.0).map(|other| (next, other)));
-                left.open.push(next);
+                left.keep(next, right.next.as_ref());
             } else if let Some(next) = right.next {
                 right.next = right.cursor.next().await?;
                 pairs.extend(left.meet(&next.0).map(|other| (other, next)));
-                right.open.push(next);
+                right.keep(next, left.next.as_ref());
             }
         }
         Ok(pairs.pop_front())

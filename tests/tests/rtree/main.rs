@@ -5,6 +5,7 @@
 mod brute_force;
 mod entries;
 mod faults;
+mod joins;
 mod kit;
 mod loops;
 mod owners;
