@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use farlink_runtime::{
     access::{
-        Access, FastPath, Forked, Hint, Interrupt, Link, PageRef, Pages, PagesMut, RemotePtr, Slot, Start, Words,
+        Access, Cause, FastPath, Forked, Hint, Interrupt, Link, PageRef, Pages, PagesMut, RemotePtr, Slot, Start, Words,
     },
     error::Error,
     operation::clean_up,
@@ -36,11 +36,12 @@ fn leaf_of<W: Words, const D: usize>(words: &W) -> Option<Node<'_, W, D>> {
     (node.level == 0 && Identity::kind_in(words.word(IDENTITY)) == KIND).then_some(node)
 }
 
-/// The way down to the leaf that takes an entry.
+/// The way down to the leaf that takes an entry. `is_all`: nothing else is left to be done.
 async fn choose_path<'a, A: Access<Plugin = Tree<D>>, const D: usize>(
     access: &'a A,
     from: Start,
     rect: &Rect<D>,
+    is_all: bool,
 ) -> Result<Path<'a, A>, Interrupt> {
     let mut path = Vec::with_capacity(HEIGHT_USUAL);
     path.push(access.open(from).await?);
@@ -62,7 +63,7 @@ async fn choose_path<'a, A: Access<Plugin = Tree<D>>, const D: usize>(
         })?;
         let chosen = chosen.ok_or(Interrupt::stale(page.at(), "it has no children"))?;
         // A child that covers the entry needs nothing of the pages above, whatever they say.
-        let child = match chosen.rect.contains(rect) {
+        let child = match is_all && chosen.rect.contains(rect) {
             true => access.descend(page, chosen.link(), Hint::DOWN).await?,
             false => access.follow(page, chosen.link(), Hint::DOWN).await?,
         };
@@ -119,7 +120,7 @@ pub(super) async fn insert<A: Access<Plugin = Tree<D>>, const D: usize>(
     let Insert { rect, payload } = *insert;
     rect.require_finite().map_err(Error::from)?;
     let item = Item { rect, word: payload, stamp: 0 };
-    let mut path = choose_path(access, from, &rect).await?;
+    let mut path = choose_path(access, from, &rect, true).await?;
     let leaf = &path[path.len() - 1];
     let (is_full, covers) = leaf.read(|words| {
         let node = Node::<_, D>::of(words);
@@ -151,7 +152,7 @@ pub(super) async fn insert<A: Access<Plugin = Tree<D>>, const D: usize>(
 pub(super) enum Wanted<const D: usize> {
     /// The leaf with an entry.
     Entry(Rect<D>, u64),
-    /// A page of a level, whose box was this.
+    /// A page of a level, of which, or of one below it, an entry with this rectangle has gone.
     Page(Link, u8, Rect<D>),
 }
 
@@ -255,7 +256,8 @@ pub(super) async fn delete<A: Access<Plugin = Tree<D>>, const D: usize>(
         match access.fork_one(&locate.path[locate.path.len() - 1], next.link(), delete).await? {
             Forked::Page(page) => locate.enter(page, Some(&next))?,
             Forked::Done(true) => return Ok(true),
-            Forked::Done(false) => {}
+            // What has moved while it was sent may have moved here.
+            Forked::Done(false) => locate.path[locate.path.len() - 1].read(|_| ())?,
         }
     }
     let mut path = locate.path;
@@ -297,16 +299,23 @@ async fn clean_up_behind<'a, A: Access<Plugin = Tree<D>>, const D: usize>(
     let at = Cell::new((page.link(), page.level()));
     let mut known = Some(path);
     clean_up(&access.context().worker, CLEAN_UP_MAX, async || {
-        let path = match known.take() {
-            Some(path) => path,
-            None => {
-                let (link, level) = at.get();
-                let mut locate = Locate::new(access, Start::Anew, Wanted::Page(link, level, rect)).await?;
-                locate.run().await?;
-                locate.path
-            }
+        let attempt = async {
+            let path = match known.take() {
+                Some(path) => path,
+                None => {
+                    let (link, level) = at.get();
+                    let mut locate = Locate::new(access, Start::Anew, Wanted::Page(link, level, rect)).await?;
+                    locate.run().await?;
+                    locate.path
+                }
+            };
+            shape::settle(access, path, &at).await
         };
-        shape::settle(access, path, &at).await
+        match attempt.await {
+            // Not for whoever began below the root.
+            Err(Interrupt::Restart(Cause::Above)) => Ok(()),
+            settled => settled,
+        }
     })
     .await;
 }
@@ -346,7 +355,7 @@ pub(super) async fn update<A: Access<Plugin = Tree<D>>, const D: usize>(
         clean_up_behind(access, old, rect).await;
         return Ok(true);
     }
-    let mut new = choose_path(access, from, &to).await?;
+    let mut new = choose_path(access, from, &to, false).await?;
     let (is_full, covers) = new[new.len() - 1].read(|words| {
         let node = Node::<_, D>::of(words);
         (node.is_full(), node.bounds().contains(&to))

@@ -20,6 +20,8 @@ pub(crate) enum Fault {
     ReinsertsInTwo,
     /// Boxes above get smaller in one change, and entries that are outside of them move in the next one.
     ShrinksFirst,
+    /// None of the tree's, but a memory server's: operations begin below the root and change one page.
+    IsBelow,
 }
 
 /// Changes of each kind.
@@ -32,13 +34,15 @@ pub(crate) struct Steps {
     pub(crate) reinsertions: u32,
     /// Changes that free a page.
     pub(crate) condensed: u32,
+    /// Attempts from a fresh root, where operations begin below it.
+    pub(crate) anew: u32,
 }
 
 /// Where things are in a page of the tree.
 pub(crate) const COUNT: usize = HEADER_WORDS;
 pub(crate) const STAMP: usize = HEADER_WORDS + 1;
 pub(crate) const RIGHT: usize = HEADER_WORDS + 2;
-const BOX: usize = HEADER_WORDS + 3;
+pub(crate) const BOX: usize = HEADER_WORDS + 3;
 
 /// The words of a page above level 0, as a test reads them.
 pub(crate) struct Children<'a, const D: usize> {
@@ -60,7 +64,7 @@ impl<'a, const D: usize> Children<'a, D> {
         (0..self.words[COUNT] as usize).find(|&index| self.words[from + index] == link)
     }
 
-    fn link(&self, index: usize) -> u64 {
+    pub(crate) fn link(&self, index: usize) -> u64 {
         self.words[self.column(2 * D) + index]
     }
 
@@ -132,6 +136,7 @@ impl Recorded {
             splits: count.splits + u32::from(splits),
             reinsertions: count.reinsertions + u32::from(gives),
             condensed: count.condensed + u32::from(frees),
+            ..count
         });
     }
 

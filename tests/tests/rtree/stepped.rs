@@ -201,6 +201,11 @@ impl<A: Access<Plugin = Tree<D>> + 'static, const D: usize> Access for Stepped<A
     }
 
     async fn open(&self, start: Start) -> Result<Copied<A::Page<'_>>, Interrupt> {
+        if self.fault == Fault::IsBelow && matches!(start, Start::Anew) {
+            let steps = self.gate.steps.get();
+            self.gate.steps.set(Steps { anew: steps.anew + 1, ..steps });
+            return Err(Interrupt::above());
+        }
         let page = self.reads(self.inner.open(start)).await?;
         self.copied(page)
     }
@@ -231,6 +236,9 @@ impl<A: Access<Plugin = Tree<D>> + 'static, const D: usize> Access for Stepped<A
         f: impl FnOnce(&mut Self::PagesMut<'a>) -> R,
     ) -> Result<(R, Pages<Self::Page<'a>>), Interrupt> {
         let (old, new) = pages.into_parts();
+        if self.fault == Fault::IsBelow && old.len() + new.len() > 1 {
+            return Err(Interrupt::above());
+        }
         let (mut below, mut slots, mut before) = (Pages::new(), Vec::new(), Vec::new());
         for (page, _) in old {
             before.push(page.words);

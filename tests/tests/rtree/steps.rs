@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, ops::Range, rc::Rc, sync::Arc};
 
 use farlink_runtime::{
-    access::{Access, Structure},
+    access::{Access, Hint, Link, Operation, PageRef, Start, Structure, Words},
     compute::{ComputeOptions, ComputeServer},
     error::Error,
     fabric::mem::MemOptions,
@@ -13,14 +13,14 @@ use farlink_runtime::{
     server,
     worker::Handle,
 };
-use farlink_structures::rtree::{Entry, Query, RTree, Rect, Tree};
+use farlink_structures::rtree::{Entry, Query, RTree, Rect, Tree, ops::Delete};
 use farlink_tests::settings;
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 use crate::{
     entries::{Key, a_rect, key},
-    faults::{Fault, Steps},
-    scene::create,
+    faults::{Children, Fault, Steps},
+    scene::{create, scene},
     stepped::{Driven, Gate, Stepped, StepsAt},
 };
 
@@ -250,4 +250,29 @@ fn reinsertion_by_delete_and_then_insert_is_caught() {
 fn a_box_that_shrinks_before_its_entries_have_moved_is_caught() {
     println!("{}", run::<6>(0, OPERATIONS_DEEP, Fault::ShrinksFirst).unwrap_err());
     println!("{}", run::<3>(0, OPERATIONS, Fault::ShrinksFirst).unwrap_err());
+}
+
+/// What a delete from below the root would have to change above is left, and not tried again and again.
+#[test]
+fn behind_a_delete_from_below_the_root_nothing_is_tried_in_vain() {
+    let scene = scene(16 << 20);
+    scene.worker.block_on(async {
+        let tree = create::<2>(&scene.worker).await.unwrap();
+        let point = |at: u32| Rect::point([f64::from(at); 2]).unwrap();
+        tree.bulk_load((0..1000).map(|at| (point(at), u64::from(at))), 0.9).await.unwrap();
+        let access = tree.access();
+        let root = access.open(Start::Root).await.unwrap();
+        let below = root.read(|words| (0..words.count()).map(|at| words.word(at)).collect::<Vec<_>>()).unwrap();
+        let below = Link::from_word(Children::<2>::of(&below).link(0));
+        assert_eq!(access.follow(&root, below, Hint::DOWN).await.unwrap().level(), 1);
+        let inner = OneSided::new(&scene.worker, access.context().structure.clone(), Proof::Checksum);
+        let (stepped, gate) = Stepped::new(inner, Fault::IsBelow, StepsAt::Nothing);
+        let mut gone = 0;
+        for at in 0..1000 {
+            let delete = Delete { rect: point(at), payload: u64::from(at) };
+            gone += u32::from(delete.run(&stepped, Start::Page(below)).await.is_ok_and(|is_gone| is_gone));
+        }
+        assert!(gone > 50, "{gone} are gone");
+        assert_eq!(gate.steps.get().anew, 0);
+    });
 }

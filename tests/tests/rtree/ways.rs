@@ -253,6 +253,37 @@ fn what_memory_servers_remove_leaves_no_empty_pages() {
     });
 }
 
+/// What an update takes away does not lie below where it puts it: no memory server could do both.
+#[test]
+fn no_update_is_sent_in_vain() {
+    let registry = Registry::new().with::<Tree>();
+    let fleet = Fleet::start_of(3, 32 << 20, 1, FabricProfile::Fast, &registry).unwrap();
+    let compute = ComputeServer::join(fleet.fabric(), ComputeOptions::default()).unwrap();
+    let worker = compute.worker().unwrap();
+    worker.block_on(async {
+        let mut rng = SmallRng::seed_from_u64(16);
+        let placement = StructurePlacement { policy: PlacementPolicy::Subtrees { level: 1 }, root: None };
+        let options = RTreeOptions { placement, ..RTreeOptions::default() };
+        let made = RTree::create(&worker, "spread", options).await.unwrap();
+        let model: Vec<Entry> = (0..4000).map(|number| (within_unit_square(&mut rng, 1e-3), number)).collect();
+        made.bulk_load(model.iter().copied(), 0.5).await.unwrap();
+        let mut options = CacheOptions::new(1 << 20);
+        options.excludes_subtrees = true;
+        let cache = ComputeCache::<Tree>::new(options).unwrap();
+        let structure = made.access().context().structure.clone();
+        let owned = cache.own(&worker, structure, Rect::EVERYTHING.into()).await.unwrap();
+        let engine = Engine::new(owned.clone(), Policies::new(Always), EngineOptions::default()).unwrap();
+        let tree = RTree::<_, 2>::over(engine.clone());
+        for (number, &(rect, payload)) in model.iter().take(500).enumerate() {
+            assert!(tree.update(rect, payload, model[3999 - number].0).await.unwrap());
+        }
+        assert_eq!(engine.counts().came_back, 0, "{:?}", engine.counts());
+        drop((tree, engine));
+        owned.close().await.unwrap();
+        clean(&made, 4000).await.unwrap();
+    });
+}
+
 /// Where its answer is not on the inner levels, a search leaves the memory server of the root at the first leaf.
 #[test]
 fn a_search_over_a_hybrid_stops_at_the_first_leaf() {
