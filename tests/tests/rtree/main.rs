@@ -3,6 +3,7 @@
 //! `steps.rs` takes operations step by step (`stepped.rs`), over the tree as it is and with a rule broken (`faults.rs`).
 
 mod brute_force;
+mod checker;
 mod entries;
 mod faults;
 mod joins;
