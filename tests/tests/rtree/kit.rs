@@ -200,7 +200,7 @@ fn is_same<const D: usize>(entry: &Entry<D>, to: &Rect<D>) -> bool {
 }
 
 /// The order of a query's answer.
-fn order<const D: usize>(query: &Query<D>, a: &Entry<D>, b: &Entry<D>) -> Ordering {
+pub(crate) fn order<const D: usize>(query: &Query<D>, a: &Entry<D>, b: &Entry<D>) -> Ordering {
     let by_keys = || key(a).cmp(&key(b));
     match query {
         Query::Nearest(to) => a.0.distance_squared(to).total_cmp(&b.0.distance_squared(to)).then_with(by_keys),

@@ -20,6 +20,7 @@ use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use crate::{
     entries::{Key, a_rect, key},
     faults::{Children, Fault, Steps},
+    kit::order,
     scene::{create, scene},
     stepped::{Driven, Gate, Stepped, StepsAt},
 };
@@ -49,7 +50,48 @@ struct Steppable<const D: usize> {
     steps: Steps,
 }
 
-type Found<'a, const D: usize> = Driven<'a, Result<Vec<Entry<D>>, Error>>;
+/// What a search of everything asks for.
+#[derive(Debug, Clone, Copy)]
+enum Ask<const D: usize> {
+    All,
+    /// So many, in the query's order.
+    First(Query<D>, usize),
+    /// One after the other, in parts.
+    Each(Query<D>),
+    Count,
+}
+
+impl<const D: usize> Ask<D> {
+    /// One that is cut, or counts.
+    fn other(number: u64) -> Self {
+        let everything = Query::Intersects(Rect::EVERYTHING);
+        match number % 4 {
+            0 => Self::First(everything, 12),
+            1 => Self::First(Query::Nearest([0.0; D]), 12),
+            2 => Self::Each(Query::Nearest([0.0; D])),
+            _ => Self::Count,
+        }
+    }
+
+    /// The entries, or their number.
+    async fn answer(self, tree: RTree<Stepped<OneSided<Tree<D>>>, D>) -> Result<(Vec<Entry<D>>, u64), Error> {
+        let entries = match self {
+            Self::All => tree.search(Query::Intersects(Rect::EVERYTHING)).all().await?,
+            Self::First(query, count) => tree.search(query).take(count).await?,
+            Self::Each(query) => {
+                let (mut cursor, mut all) = (tree.search(query), Vec::new());
+                while let Some(entry) = cursor.next().await? {
+                    all.push(entry);
+                }
+                all
+            }
+            Self::Count => return Ok((Vec::new(), tree.len().await?)),
+        };
+        Ok((entries, 0))
+    }
+}
+
+type Found<'a, const D: usize> = (Ask<D>, Driven<'a, Result<(Vec<Entry<D>>, u64), Error>>);
 
 impl<const D: usize> Steppable<D> {
     fn stepped(&self, steps_at: StepsAt) -> (RTree<Stepped<OneSided<Tree<D>>>, D>, Rc<Gate>) {
@@ -59,21 +101,21 @@ impl<const D: usize> Steppable<D> {
     }
 
     /// A search, at its first step.
-    async fn begin(&mut self, query: Query<D>) -> Found<'static, D> {
+    async fn begin(&mut self, ask: Ask<D>) -> Found<'static, D> {
         self.searches += 1;
         let (tree, gate) = self.stepped(StepsAt::Reads);
-        let mut search = Driven::new(&gate, async move { tree.search(query).all().await });
+        let mut search = Driven::new(&gate, ask.answer(tree));
         search.next_step().await;
-        search
+        (ask, search)
     }
 
     /// Searches of everything, of which each has taken one step more than the one before.
-    async fn begin_many(&mut self) -> Vec<Found<'static, D>> {
+    async fn begin_many(&mut self, ask: Ask<D>) -> Vec<Found<'static, D>> {
         let mut searches = Vec::new();
         for steps in 0.. {
-            let mut search = self.begin(Query::Intersects(Rect::EVERYTHING)).await;
+            let mut search = self.begin(ask).await;
             for _ in 0..steps {
-                if search.step().await.is_some() {
+                if search.1.step().await.is_some() {
                     return searches;
                 }
             }
@@ -82,28 +124,40 @@ impl<const D: usize> Steppable<D> {
         searches
     }
 
-    /// Each entry that is there all the time is among those found, once; any other one is one that may be there.
-    fn judge(&self, query: &Query<D>, found: Vec<Entry<D>>) -> Result<(), String> {
+    /// Each entry that is there all the time is among those found, once; any other one is one that may be there. Of those that
+    /// are asked for, that is: `most`, in the query's order.
+    fn judge(&self, query: &Query<D>, most: usize, found: Vec<Entry<D>>) -> Result<(), String> {
         let mut counts = BTreeMap::<Key, u64>::new();
         found.iter().for_each(|entry| *counts.entry(key(entry)).or_default() += 1);
+        let last = found.last().filter(|_| found.len() >= most);
         for (key, entry) in self.lasting.iter().filter(|(_, (rect, _))| query.matches(rect)) {
             let count = counts.remove(key).unwrap_or(0);
-            if count != 1 {
-                return Err(format!("{count} of {entry:?} in {query:?}"));
+            if count != 1 && (count > 1 || last.is_none_or(|last| order(query, entry, last).is_lt())) {
+                return Err(format!("{count} of {entry:?} in {query:?}, {most} at most"));
             }
         }
         for (other, count) in counts {
             if count != 1 || !self.touched.iter().any(|entry| key(entry) == other) {
-                return Err(format!("{count} of {other:?}, which is not there, in {query:?}"));
+                return Err(format!("{count} of {other:?}, which is not there, in {query:?}, {most} at most"));
             }
         }
         Ok(())
     }
 
     async fn finish(&self, searches: impl IntoIterator<Item = Found<'static, D>>) -> Result<(), String> {
-        for search in searches {
-            let found = search.finish().await.map_err(|error| error.to_string())?;
-            self.judge(&Query::Intersects(Rect::EVERYTHING), found)?;
+        for (ask, search) in searches {
+            let (found, count) = search.finish().await.map_err(|error| error.to_string())?;
+            match ask {
+                Ask::All => self.judge(&Query::Intersects(Rect::EVERYTHING), usize::MAX, found)?,
+                Ask::First(query, most) => self.judge(&query, most, found)?,
+                Ask::Each(query) => self.judge(&query, usize::MAX, found)?,
+                Ask::Count => {
+                    let (least, touched) = (self.lasting.len() as u64, self.touched.len() as u64);
+                    if !(least..=least + touched).contains(&count) {
+                        return Err(format!("{count} are counted, not {least} and up to {touched} more"));
+                    }
+                }
+            }
         }
         Ok(())
     }
@@ -116,7 +170,7 @@ impl<const D: usize> Steppable<D> {
             let query = Query::Within(rect);
             let found = tree.search(query).all().await.map_err(|error| error.to_string())?;
             self.searches += 1;
-            self.judge(&query, found)?;
+            self.judge(&query, usize::MAX, found)?;
         }
         Ok(())
     }
@@ -145,8 +199,10 @@ impl<const D: usize> Steppable<D> {
         let mut is_done = change.next_step().await;
         while is_done.is_none() {
             self.look().await?;
-            let shorter = self.begin_many().await;
-            longer.extend(self.begin_many().await);
+            let mut shorter = self.begin_many(Ask::All).await;
+            longer.extend(self.begin_many(Ask::All).await);
+            let other = Ask::other(self.steps.all.into());
+            shorter.extend(self.begin_many(other).await);
             is_done = change.step().await;
             self.finish(shorter).await?;
         }
