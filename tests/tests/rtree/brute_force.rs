@@ -1,116 +1,16 @@
 //! Every answer equals brute force on a quiet tree.
 
-use farlink_runtime::{access::Access, error::Error, operation::Run, worker::Handle};
-use farlink_structures::rtree::{BadRect, Entry, Query, RTree, RTreeOptions, Rect, Tree, ops::Insert};
+use farlink_runtime::{error::Error, operation::Run};
+use farlink_structures::rtree::{BadRect, Entry, Query, RTree, RTreeOptions, Rect, ops::Insert};
 use farlink_tests::settings;
 use proptest::prelude::*;
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
-use crate::entries::{a_query, a_rect, sorted};
-use crate::scene::{create, scene};
-
-/// Whatever can be asked has the answer of brute force.
-pub(crate) async fn same<A: Run<Plugin = Tree<D>>, const D: usize>(
-    tree: &RTree<A, D>,
-    model: &[Entry<D>],
-    rng: &mut SmallRng,
-) -> Result<(), Error> {
-    assert_eq!(tree.len().await?, model.len() as u64);
-    assert_eq!(tree.is_empty().await?, model.is_empty());
-    for _ in 0..6 {
-        let query = a_query(rng);
-        let expected: Vec<Entry<D>> = sorted(model.iter().filter(|(rect, _)| query.matches(rect)).copied().collect());
-        assert_eq!(sorted(tree.search(query).all().await?), expected, "{query:?}");
-        assert_eq!(tree.count(query).await?, expected.len() as u64);
-        let most = rng.random_range(0..20);
-        let (mut cursor, mut found) = (tree.search(query), Vec::new());
-        while let Some(entry) = cursor.next().await? {
-            found.push(entry);
-        }
-        assert_eq!(found, expected, "by a cursor, {query:?}");
-        let first = tree.search(query).take(most).await?;
-        assert_eq!(first, expected[..most.min(expected.len())], "the first {most}, {query:?}");
-        assert!(tree.search(query).take(usize::MAX).await? == expected, "all as the first, {query:?}");
-    }
-    let to: [f64; D] = std::array::from_fn(|_| f64::from(rng.random_range(-30..30)));
-    let mut expected: Vec<f64> = model.iter().map(|(rect, _)| rect.distance_squared(&to)).collect();
-    expected.sort_by(f64::total_cmp);
-    let (mut cursor, mut found) = (tree.search(Query::Nearest(to)), Vec::new());
-    while let Some((rect, _)) = cursor.next().await? {
-        found.push(rect.distance_squared(&to));
-    }
-    assert_eq!(found, expected, "the nearest to {to:?}");
-    let first = tree.search(Query::Nearest(to)).take(usize::MAX).await?;
-    let distances: Vec<f64> = first.iter().map(|(rect, _)| rect.distance_squared(&to)).collect();
-    assert!(distances == expected, "all as the nearest to {to:?}");
-    let mut cursor = tree.search(Query::Nearest(to));
-    let mut found: Vec<Entry<D>> = cursor.next().await?.into_iter().collect();
-    found.extend(cursor.all().await?);
-    assert!(found == first, "the nearest to {to:?}, and then all others");
-    Ok(())
-}
-
-pub(crate) async fn clean<A: Access<Plugin = Tree<D>>, const D: usize>(
-    tree: &RTree<A, D>,
-    entries: usize,
-) -> Result<(), Error> {
-    let report = tree.check().await?;
-    assert!(report.is_clean(), "{report:?}");
-    assert_eq!(report.entries, entries as u64);
-    Ok(())
-}
-
-/// So many operations on a tree that holds the entries of `model`: entries come, move and go, in the tree and in the model.
-pub(crate) async fn some<A: Run<Plugin = Tree<D>>, const D: usize>(
-    tree: &RTree<A, D>,
-    model: &mut Vec<Entry<D>>,
-    rng: &mut SmallRng,
-    ops: usize,
-) -> Result<(), Error> {
-    for _ in 0..ops {
-        let (rect, payload) = (a_rect(rng, 3), rng.random_range(0..10));
-        match rng.random_range(0..8) {
-            0 if !model.is_empty() => {
-                let entry = model.swap_remove(rng.random_range(0..model.len()));
-                assert!(tree.delete(entry.0, entry.1).await?);
-            }
-            1 if !model.is_empty() => {
-                let index = rng.random_range(0..model.len());
-                assert!(tree.update(model[index].0, model[index].1, rect).await?);
-                model[index].0 = rect;
-            }
-            2 => {
-                let there = model.iter().position(|entry| *entry == (rect, payload));
-                assert_eq!(tree.delete(rect, payload).await?, there.is_some());
-                there.map(|index| model.swap_remove(index));
-            }
-            _ => {
-                tree.insert(rect, payload).await?;
-                model.push((rect, payload));
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Entries come, move and go; in the end all go.
-pub(crate) async fn grows_and_shrinks<const D: usize>(worker: &Handle, seed: u64, ops: usize) -> Result<(), Error> {
-    let (tree, mut rng, mut model) =
-        (create::<D>(worker).await?, SmallRng::seed_from_u64(seed), Vec::<Entry<D>>::new());
-    for first in (0..ops).step_by(200) {
-        some(&tree, &mut model, &mut rng, (ops - first).min(200)).await?;
-        same(&tree, &model, &mut rng).await?;
-        clean(&tree, model.len()).await?;
-    }
-    while !model.is_empty() {
-        let entry = model.swap_remove(rng.random_range(0..model.len()));
-        assert!(tree.delete(entry.0, entry.1).await?, "{entry:?} of {} left", model.len());
-    }
-    same(&tree, &model, &mut rng).await?;
-    clean(&tree, 0).await?;
-    assert_eq!(tree.check().await?.pages(), 1, "an empty tree is its root");
-    Ok(())
-}
+use crate::{
+    entries::a_rect,
+    model::{clean, grows_and_shrinks, same},
+    scene::{create, scene},
+};
 
 proptest! {
     #![proptest_config(ProptestConfig {
@@ -123,7 +23,7 @@ proptest! {
     fn all_answers_are_those_of_brute_force(seed: u64, ops in 0usize..1500) {
         let scene = scene(16 << 20);
         scene.worker.block_on(async {
-            grows_and_shrinks::<2>(&scene.worker, seed, ops).await.unwrap();
+            grows_and_shrinks::<2>(&scene.worker, seed, ops, 1.0).await.unwrap();
         });
     }
 
@@ -131,9 +31,50 @@ proptest! {
     fn in_three_dimensions_too(seed: u64, ops in 0usize..600) {
         let scene = scene(16 << 20);
         scene.worker.block_on(async {
-            grows_and_shrinks::<3>(&scene.worker, seed, ops).await.unwrap();
+            grows_and_shrinks::<3>(&scene.worker, seed, ops, 1.0).await.unwrap();
         });
     }
+}
+
+/// Areas, and squares of distances, that are too large or too small for a number.
+#[test]
+fn huge_and_tiny_coordinates_are_as_good() {
+    for scale in [1e300, 1e-310] {
+        let scene = scene(16 << 20);
+        let grown = scene.worker.block_on(grows_and_shrinks::<2>(&scene.worker, 31, 1000, scale));
+        grown.unwrap();
+    }
+}
+
+/// Pages of 16 KiB, with hundreds of entries.
+#[test]
+fn large_pages_are_split_and_condensed() {
+    const ENTRIES: u64 = 30_000;
+    let scene = scene(64 << 20);
+    scene.worker.block_on(async {
+        let mut rng = SmallRng::seed_from_u64(29);
+        let options = RTreeOptions { page_bytes: 16384, ..RTreeOptions::default() };
+        let tree = RTree::<_, 2>::create(&scene.worker, "large pages", options).await.unwrap();
+        let mut model: Vec<Entry> = (0..ENTRIES).map(|number| (a_rect(&mut rng, 3), number)).collect();
+        tree.bulk_load(model.iter().copied(), 0.45).await.unwrap();
+        let counters = scene.worker.counters();
+        let corner = Query::Intersects(Rect::new([-20.0; 2], [-10.0; 2]).unwrap());
+        for &(rect, payload) in model.iter().filter(|entry| corner.matches(&entry.0)) {
+            assert!(tree.delete(rect, payload).await.unwrap());
+        }
+        model.retain(|entry| !corner.matches(&entry.0));
+        assert!((scene.worker.counters() - counters).merges > 3);
+        clean(&tree, model.len()).await.unwrap();
+        for payload in ENTRIES..ENTRIES + 3000 {
+            let low = [rng.random_range(0.0..3.0), rng.random_range(0.0..3.0)];
+            let rect = Rect::point(low).unwrap();
+            tree.insert(rect, payload).await.unwrap();
+            model.push((rect, payload));
+        }
+        assert!((scene.worker.counters() - counters).splits > 3);
+        clean(&tree, model.len()).await.unwrap();
+        same(&tree, &model, &mut rng).await.unwrap();
+    });
 }
 
 #[test]

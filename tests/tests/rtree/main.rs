@@ -9,6 +9,7 @@ mod faults;
 mod joins;
 mod kit;
 mod loops;
+mod model;
 mod owners;
 mod promise;
 mod quality;

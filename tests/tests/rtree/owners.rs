@@ -33,7 +33,7 @@ use farlink_tests::{
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 use crate::{
-    brute_force::{same, some},
+    model::{same, some},
     promise::{come_move_and_go, lasting, searches_meanwhile},
 };
 

@@ -21,8 +21,8 @@ use farlink_tests::{backend::FabricProfile, fleet::Fleet};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 use crate::{
-    brute_force::{clean, same},
     entries::{a_rect, sorted},
+    model::{clean, same},
     scene::{create, scene},
 };
 
