@@ -173,7 +173,8 @@ impl Thread {
                 continue;
             }
             idle_turns += 1;
-            if idle_turns == 1 || idle_turns.is_multiple_of(TURNS_PER_CLOCK_SAMPLE) {
+            // Once it yields, a turn may take as long as all others that want the core.
+            if idle_turns == 1 || idle_turns > POLLS_MAX || idle_turns.is_multiple_of(TURNS_PER_CLOCK_SAMPLE) {
                 self.sample_clock();
             }
             if idle_turns > IDLE_TURNS_MAX && self.may_sleep() {
@@ -317,5 +318,54 @@ impl Thread {
                 || peers.iter().flatten().any(|peer| peer.connection.has_news())
         });
         self.sample_clock();
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::{
+        serve::{Request, Responder},
+        server::SharedState,
+    };
+    use farlink_fabric::{
+        listener::ListenOptions,
+        mem::{MemFabric, MemOptions},
+        ptr::ServerId,
+        region::Region,
+    };
+
+    const TURNS: u64 = 3 * POLLS_MAX as u64;
+
+    /// It waits for something else, and each of its turns takes as long as the time between two reports.
+    struct Waits {
+        clock: Clock,
+        shared: Shared,
+        turns: u64,
+    }
+
+    impl Service for Waits {
+        fn handle(&mut self, _: Request<'_>, _: Responder) {}
+
+        fn turn(&mut self) -> Turn {
+            self.turns += 1;
+            self.clock.skip_to(self.turns * ServeMessages::default().report_interval.as_nanos() as u64);
+            self.shared.stop.store(self.turns == TURNS, std::sync::atomic::Ordering::Release);
+            Turn::Busy
+        }
+    }
+
+    /// Where other threads want its core, each yield takes milliseconds: it still says that it lives.
+    #[test]
+    fn a_thread_that_yields_reports_at_each_turn() {
+        let fabric = MemFabric::in_process(vec![Region::anonymous(1 << 20).unwrap()], MemOptions::default());
+        let listener = fabric.listen(ServerId::new(0).unwrap(), &ListenOptions::default()).unwrap();
+        let clock = Clock::Virtual(Rc::default());
+        let endpoint = listener.endpoint(0, 1, clock.clone()).unwrap();
+        let shared = SharedState::new(1, 1);
+        let service = Box::new(Waits { clock: clock.clone(), shared: shared.clone(), turns: 0 });
+        let mut thread = Thread::new(endpoint, service, shared, 0, ServeMessages::default(), clock);
+        thread.run();
+        assert!(u64::from(thread.report) >= TURNS - u64::from(POLLS_MAX), "{} reports", thread.report);
     }
 }
