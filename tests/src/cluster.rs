@@ -23,6 +23,7 @@ use farlink_structures::{
 };
 
 use crate::{
+    deadlines::PATIENCE,
     of_structure,
     subject::{StructureName, Subject},
 };
@@ -54,13 +55,18 @@ pub fn scratch() -> std::io::Result<Scratch> {
     Scratch::new().map_err(std::io::Error::other)
 }
 
-/// Joins a cluster as a compute server whose maintenance is a thread of its own. A fabric that now and then refuses memory
+/// Who waits for a memory server that gets no core: on a busy machine that may be for longer than users want to wait.
+pub fn patient(seed: u64) -> ComputeOptions {
+    ComputeOptions { seed, answer_wait: PATIENCE, ..ComputeOptions::default() }
+}
+
+/// Joins a cluster as a [patient](patient) compute server whose maintenance is a thread of its own. A fabric that now and then refuses memory
 /// is asked again.
 ///
 /// # Errors
 /// As [`ComputeServer::join`].
 pub fn join(fabric: &Arc<dyn Fabric>, seed: u64) -> Result<ComputeServer, Error> {
-    again(|| ComputeServer::join(Arc::clone(fabric), ComputeOptions { seed, ..ComputeOptions::default() }))
+    again(|| ComputeServer::join(Arc::clone(fabric), patient(seed)))
 }
 
 /// Does what may be done twice again, some times, while a fabric fails.
@@ -112,15 +118,12 @@ fn is_passing(error: &Error) -> bool {
     )
 }
 
-/// Joins a cluster as a compute server whose maintenance is up to the test.
+/// Joins a cluster as a [patient](patient) compute server whose maintenance is up to the test.
 ///
 /// # Errors
 /// As [`ComputeServer::join`].
 pub fn join_manual(fabric: &Arc<dyn Fabric>, seed: u64) -> Result<ComputeServer, Error> {
-    ComputeServer::join(
-        Arc::clone(fabric),
-        ComputeOptions { seed, maintenance: Maintenance::Manual, ..ComputeOptions::default() },
-    )
+    ComputeServer::join(Arc::clone(fabric), ComputeOptions { maintenance: Maintenance::Manual, ..patient(seed) })
 }
 
 /// What one memory server of a test cluster serves.

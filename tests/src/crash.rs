@@ -60,7 +60,14 @@ impl Member {
     /// # Errors
     /// As [`ComputeServer::join`].
     pub fn join(fabric: &Arc<dyn Fabric>, seed: u64) -> Result<Self, Error> {
-        let compute = cluster::join_manual(fabric, seed)?;
+        Self::of(cluster::join_manual(fabric, seed)?)
+    }
+
+    /// One that has joined.
+    ///
+    /// # Errors
+    /// As [`ComputeServer::worker`].
+    pub fn of(compute: ComputeServer) -> Result<Self, Error> {
         Ok(Self { worker: compute.worker()?, compute })
     }
 

@@ -42,6 +42,7 @@ use farlink_tests::{
     backend::{fleet, here},
     cluster::{self, FAST},
     crash::Member,
+    deadlines::PATIENCE,
 };
 
 const NAME: &str = "map";
@@ -128,7 +129,8 @@ struct Scene {
 }
 
 impl Cluster {
-    fn new() -> Result<Self, Error> {
+    /// The victim waits so long for the memory server.
+    fn new(answer_wait: Duration) -> Result<Self, Error> {
         let options = MemOptions { atomic_against_cpu: false, ..FAST };
         let here = here::start(1, 2 << 20, options)?;
         let fabric = here.fabric();
@@ -146,7 +148,8 @@ impl Cluster {
 
         let victims_fabric = MortalFabric::new(Arc::clone(&fabric), Order::Posted, false);
         let as_fabric: Arc<dyn Fabric> = Arc::new(victims_fabric.clone());
-        let victim = Member::join(&as_fabric, 1)?;
+        let options = ComputeOptions { answer_wait, maintenance: Maintenance::Manual, ..cluster::patient(1) };
+        let victim = Member::of(ComputeServer::join(as_fabric, options)?)?;
         let engine = async |worker: &Worker| {
             let policies = Policies::new(Always);
             Ok::<_, Error>(Map::over(Engine::new(own(worker).await?, policies, EngineOptions { level_max: None })?))
@@ -167,7 +170,7 @@ impl Cluster {
 impl Scene {
     /// The memory server stops after so many requests; `None`: it has not yet seen what the owner has sent.
     fn new(before: Option<u64>) -> Result<Self, Error> {
-        let Cluster { fabric, mut serving, servers_fabric, victims_fabric, map, victim, .. } = Cluster::new()?;
+        let Cluster { fabric, mut serving, servers_fabric, victims_fabric, map, victim, .. } = Cluster::new(PATIENCE)?;
         servers_fabric.stops_after(before.unwrap_or(0));
         let mut last = Task::new(victim.worker(), map.update(KEY, DEADS));
         match before {
@@ -301,7 +304,7 @@ fn is_left_right(fabric: &Arc<dyn Fabric>) -> Result<(), Error> {
 /// is not cached, and from then on nothing of the kind begins there.
 #[test]
 fn the_living_wait_for_what_they_have_shipped() -> Result<(), Error> {
-    let Cluster { here, fabric, serving, member, map, victim, .. } = Cluster::new()?;
+    let Cluster { here, fabric, serving, member, map, victim, .. } = Cluster::new(PATIENCE)?;
     let (worker, memory) = (victim.worker(), here.memory(server())?);
     let sender = Sender::of(worker);
     // Another thread of the memory server carries something out.
@@ -335,7 +338,7 @@ fn the_living_wait_for_what_they_have_shipped() -> Result<(), Error> {
 /// As above, and the memory server was stopped while it carried the change out: what of that goes on ends with its membership.
 #[test]
 fn what_was_cut_off_counts_until_the_memory_server_has_left() -> Result<(), Error> {
-    let Cluster { here, fabric, mut serving, member, servers_fabric, map, victim, .. } = Cluster::new()?;
+    let Cluster { here, fabric, mut serving, member, servers_fabric, map, victim, .. } = Cluster::new(PATIENCE)?;
     let (worker, memory) = (victim.worker(), here.memory(server())?);
     servers_fabric.stops_after(1);
     let mut changing = Task::new(worker, map.update(KEY, 7));
@@ -371,7 +374,8 @@ fn what_was_cut_off_counts_until_the_memory_server_has_left() -> Result<(), Erro
 /// over waits for the memory server, and what that had not begun it does not begin.
 #[test]
 fn the_living_give_up_what_a_memory_server_does_not_end() -> Result<(), Error> {
-    let Cluster { here, fabric, mut serving, member, victims_fabric, map, victim, .. } = Cluster::new()?;
+    let Cluster { here, fabric, mut serving, member, victims_fabric, map, victim, .. } =
+        Cluster::new(Duration::from_secs(1))?;
     let (worker, memory) = (victim.worker(), here.memory(server())?);
     let under_way = UnderWay::begin(&memory, member.owner(), Sender::of(worker)).expect("nobody is fenced off");
     let mut changing = Task::new(worker, map.update(KEY, 7));

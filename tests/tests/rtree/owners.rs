@@ -14,7 +14,7 @@ use farlink_offload::{
 use farlink_runtime::{
     access::{Region as _, Structure},
     audit, catalog,
-    compute::{ComputeOptions, ComputeServer},
+    compute::ComputeServer,
     error::Error,
     fabric::{
         Fabric,
@@ -28,7 +28,7 @@ use farlink_runtime::{
 use farlink_structures::rtree::{Entry, Query, RTree, RTreeOptions, Scope, Tree};
 use farlink_tests::{
     backend::{Cluster, FabricProfile},
-    settings,
+    cluster, settings,
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
@@ -81,8 +81,7 @@ impl Owner {
 }
 
 fn join(fabric: &Arc<dyn Fabric>, seed: u64) -> Arc<ComputeServer> {
-    let options = ComputeOptions { seed, ..ComputeOptions::default() };
-    Arc::new(ComputeServer::join(Arc::clone(fabric), options).unwrap())
+    Arc::new(cluster::join(fabric, seed).unwrap())
 }
 
 fn over(routers: Vec<Router<Tree>>) -> Routed {

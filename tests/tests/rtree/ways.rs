@@ -17,7 +17,7 @@ use farlink_runtime::{
     worker::Counters,
 };
 use farlink_structures::rtree::{Entry, Query, RTree, RTreeOptions, Rect, Tree};
-use farlink_tests::{backend::FabricProfile, fleet::Fleet};
+use farlink_tests::{backend::FabricProfile, cluster, fleet::Fleet};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 use crate::{
@@ -189,7 +189,7 @@ fn within_unit_square(rng: &mut SmallRng, edge: f64) -> Rect {
 fn subtrees_are_searched_by_their_memory_servers() {
     let registry = Registry::new().with::<Tree>();
     let fleet = Fleet::start_of(3, 32 << 20, 1, FabricProfile::Fast, &registry).unwrap();
-    let compute = ComputeServer::join(fleet.fabric(), ComputeOptions::default()).unwrap();
+    let compute = cluster::join(&fleet.fabric(), 0).unwrap();
     let worker = compute.worker().unwrap();
     worker.block_on(async {
         let mut rng = SmallRng::seed_from_u64(11);
@@ -226,7 +226,7 @@ fn subtrees_are_searched_by_their_memory_servers() {
 fn what_memory_servers_remove_leaves_no_empty_pages() {
     let registry = Registry::new().with::<Tree>();
     let fleet = Fleet::start_of(3, 32 << 20, 1, FabricProfile::Fast, &registry).unwrap();
-    let compute = ComputeServer::join(fleet.fabric(), ComputeOptions::default()).unwrap();
+    let compute = cluster::join(&fleet.fabric(), 0).unwrap();
     let worker = compute.worker().unwrap();
     worker.block_on(async {
         let mut rng = SmallRng::seed_from_u64(12);
@@ -289,7 +289,7 @@ fn no_update_is_sent_in_vain() {
 fn a_search_over_a_hybrid_stops_at_the_first_leaf() {
     let registry = Registry::new().with::<Tree>();
     let fleet = Fleet::start_of(3, 32 << 20, 1, FabricProfile::Fast, &registry).unwrap();
-    let compute = ComputeServer::join(fleet.fabric(), ComputeOptions::default()).unwrap();
+    let compute = cluster::join(&fleet.fabric(), 0).unwrap();
     let worker = compute.worker().unwrap();
     worker.block_on(async {
         let mut rng = SmallRng::seed_from_u64(14);
