@@ -26,6 +26,7 @@ use farlink_runtime::{
 use farlink_structures::btree::{BTree, KeyRange, Tree};
 use farlink_tests::{
     backend::{Cluster, FabricProfile},
+    bounded,
     direct::Direct,
 };
 
@@ -425,6 +426,9 @@ fn who_becomes_the_owner_waits_for_changes_under_way() {
     let mut model = sparse(KEYS);
     let fabric = fabric(FabricProfile::Fast, 256, &model, 0.8);
     let owner = Member::join(&fabric, 1);
+    // For whom time passes by looks: it waits for a quarter of a second, and then for nobody any more.
+    let owns = bounded::worker(&owner.compute).unwrap();
+    let mut now_ns = 0;
     let (mut done, mut refused, mut waited) = (0, 0, 0);
     for rest in 0..RESTS {
         // Many of one leaf, so that it splits.
@@ -442,24 +446,24 @@ fn who_becomes_the_owner_waits_for_changes_under_way() {
         (0..rest).for_each(|_| go_on());
         let (cache, turns) = (new_cache(), Cell::new(0));
         let tree = {
-            let mut owning = pin!(cache.own(&owner.worker, owner.tree.structure().clone(), KeyRange::ALL));
+            let mut owning = pin!(cache.own(&owns, owner.tree.structure().clone(), KeyRange::ALL));
             BTree::over(
-                owner
-                    .worker
-                    .block_on(poll_fn(|cx| {
-                        cx.waker().wake_by_ref();
-                        turns.set(turns.get() + 1);
-                        if turns.get() > 300 {
-                            go_on();
-                        }
-                        owning.as_mut().poll(cx)
-                    }))
-                    .unwrap(),
+                owns.block_on(poll_fn(|cx| {
+                    cx.waker().wake_by_ref();
+                    now_ns += 100;
+                    owns.clock().skip_to(now_ns);
+                    turns.set(turns.get() + 1);
+                    if turns.get() > 300 {
+                        go_on();
+                    }
+                    owning.as_mut().poll(cx)
+                }))
+                .unwrap(),
             )
         };
         waited += u32::from(turns.get() > 300);
         // Its leaf is cached.
-        let seen = owner.worker.block_on(tree.get(key)).unwrap();
+        let seen = bounded::block_on(&owns, tree.get(key)).unwrap();
         while outcome.borrow().is_none() {
             go_on();
         }
@@ -471,9 +475,11 @@ fn who_becomes_the_owner_waits_for_changes_under_way() {
             (None, Err(Error::Owned { .. })) => refused += 1,
             other => panic!("after {rest} turns: {other:?}"),
         }
-        owner.worker.block_on(tree.access().close()).unwrap();
+        bounded::block_on(&owns, tree.access().close()).unwrap();
+        now_ns = owns.clock().now_ns();
     }
     assert!(done > 0 && refused > 0 && waited > 0, "{done} done, {refused} refused, {waited} waited for");
+    drop(owns);
     settle([&owner]);
     drop(owner);
     assert_left_clean(&fabric, &model, "changed meanwhile");
