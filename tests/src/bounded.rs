@@ -7,7 +7,7 @@ use std::{
     rc::Rc,
     sync::mpsc::{self, RecvTimeoutError},
     task::{Context, Poll, Waker},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use farlink_runtime::{compute::ComputeServer, error::Error, fabric::clock::Clock, worker::Worker};
@@ -83,8 +83,30 @@ pub fn run<T: 'static>(worker: &Worker, bound: Bound, future: impl Future<Output
     }
 }
 
-/// How many times slower than usual a machine may be, or busier, before what only runs on it is taken to hang.
+/// How many times longer than on an idle machine something may take before it is taken to hang, if it has used the core for long enough
+/// to be done.
 const SLOWER_MAX: u32 = 5;
+/// And if it has not: it gets no core, or it sleeps.
+const SLOWEST_MAX: u32 = 25;
+
+/// How often a watchdog looks.
+const LOOKS_EVERY: Duration = Duration::from_secs(1);
+
+/// Whether what takes `limit` on an idle machine hangs that has taken, and used the core, for so long.
+pub fn hangs(limit: Duration, taken: Duration, used: impl FnOnce() -> Duration) -> bool {
+    taken >= limit * SLOWEST_MAX || taken >= limit * SLOWER_MAX && used() >= limit
+}
+
+/// What this process has used of all cores; very much if the system does not say.
+pub fn processor_time() -> Duration {
+    const TICKS_PER_S: u64 = 100;
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The name before may hold anything.
+    let mut fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace().skip(11);
+    let mut ticks = || fields.next()?.parse::<u64>().ok();
+    let used = ticks().zip(ticks()).map(|(user, system)| user + system);
+    used.map_or(Duration::MAX, |ticks| Duration::from_millis(ticks * 1000 / TICKS_PER_S))
+}
 
 /// Ends the process if it still runs after some time: a test that hangs shall fail, and say where.
 #[derive(Debug)]
@@ -94,23 +116,25 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Aborts the process after `limit`, or several times as long since the machine may be slow, unless this is dropped
-    /// before.
+    /// Aborts the process several times `limit` later, as the machine may be slow or busy, unless this is dropped before.
     ///
     /// # Panics
     /// If the system gives no thread.
     pub fn start(what: impl Into<String>, limit: Duration) -> Self {
         let (alive, gone) = mpsc::channel::<()>();
-        let (what, limit) = (what.into(), limit * SLOWER_MAX);
+        let (what, begun, used_before) = (what.into(), Instant::now(), processor_time());
         let watch = move || {
-            if gone.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
-                // Past the test harness, which would keep it to itself.
-                let _ = writeln!(
-                    std::io::stderr(),
-                    "{what}: not finished after {limit:?}; aborting process {}",
-                    std::process::id()
-                );
-                std::process::abort();
+            while gone.recv_timeout(LOOKS_EVERY) == Err(RecvTimeoutError::Timeout) {
+                let taken = begun.elapsed();
+                if hangs(limit, taken, || processor_time().saturating_sub(used_before)) {
+                    // Past the test harness, which would keep it to itself.
+                    let _ = writeln!(
+                        std::io::stderr(),
+                        "{what}: not finished after {taken:?}; aborting process {}",
+                        std::process::id()
+                    );
+                    std::process::abort();
+                }
             }
         };
         std::thread::Builder::new().name("watchdog".into()).spawn(watch).expect("a thread for the watchdog");
