@@ -96,7 +96,7 @@ pub(crate) fn main(args: &Args) -> Result<ExitCode> {
 /// What the network between two guests loses, unless told otherwise.
 const LOSS: &str = "2%";
 /// When a guest with all its steps is taken to hang.
-const LIMIT: Duration = Duration::from_secs(600);
+const LIMIT: Duration = Duration::from_secs(600 * plan::SLOWER_MAX as u64);
 
 fn execute(args: &Args) -> Result<Outcome> {
     match &args.action {

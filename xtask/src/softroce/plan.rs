@@ -9,6 +9,9 @@ const STEPS: &str = include_str!("steps.sh");
 /// Cases of several processes.
 const PROGRAMS: &str = include_str!("programs.sh");
 
+/// How many times slower than usual a machine may be, or busier, before what runs in its guests is taken to hang.
+pub(super) const SLOWER_MAX: u32 = 5;
+
 /// Which steps follow one another: first those that are timed, then both other lanes beside each other. Much of what a step
 /// does is to wait.
 #[derive(Debug, Clone, Copy)]
@@ -41,10 +44,10 @@ impl Script {
         self.filter.as_ref().is_none_or(|filter| name.contains(filter.as_str()))
     }
 
-    /// A step, unless it is not asked for.
+    /// A step, unless it is not asked for. It is taken to hang after [several](SLOWER_MAX) times `limit_s`.
     fn step(&mut self, lane: Lane, name: &str, limit_s: u32, command: &[&str]) {
         if self.wants(name) {
-            let limit = limit_s.to_string();
+            let limit = (limit_s * SLOWER_MAX).to_string();
             let words = [name, &limit].into_iter().chain(command.iter().copied());
             self.lanes[lane as usize] += &format!("{}\n", quoted(words));
         }

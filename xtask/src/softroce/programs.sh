@@ -131,14 +131,21 @@ killed_server() {
     kill_in ycsb-a replaced --ops 40000 --mix a
 }
 
+# until_ended COMMAND...: runs it, and leaves its exit code and when it has ended.
+until_ended() {
+    local code=0
+    "$@" >/tmp/bench 2>&1 || code=$?
+    echo "$code $(now_ms)" >/tmp/ended
+}
+
 # kill_in STEP REPLACED OPTIONS...: kills a memory server in that step of a bench with these options, and puts an empty one in its
 # place if it is to be replaced.
 kill_in() {
-    local step=$1 replaced=$2 bench begun code=0 took
+    local step=$1 replaced=$2 bench begun code took
     shift 2
     two_servers
     rm -f /tmp/bench
-    bench --keys 5000 --workers 2 --in-flight 4 "$@" >/tmp/bench 2>&1 &
+    until_ended bench --keys 5000 --workers 2 --in-flight 4 "$@" &
     bench=$!
     until_said "step 2 of 3: $step"
     case $step in
@@ -152,8 +159,10 @@ kill_in() {
     touch /tmp/killed
     servers=$1
     [ "$replaced" = no ] || serve 1 2 "$at" 7472
-    wait "$bench" || code=$?
-    took=$(($(now_ms) - begun))
+    wait "$bench"
+    # Not when it is waited for: the empty one takes its time to start.
+    read -r code took </tmp/ended
+    took=$((took - begun))
     cat /tmp/bench
     echo "killed at $(stat -c %y /tmp/killed)"
     echo "the bench ended with $code, $took ms after the kill"
