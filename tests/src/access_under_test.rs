@@ -233,7 +233,7 @@ impl<S: OrderedMap> Tree<S> {
         workload: Workload,
         recorder: &Rc<Recorder<W>>,
         plan: Plan,
-        stop: impl Fn() -> bool + 'static,
+        stop: impl Fn(Tally) -> bool + 'static,
     ) -> anyhow::Result<Tally> {
         match self {
             Self::OneSided(tree) => drive(worker, tree, workload, recorder, plan, stop),

@@ -160,7 +160,7 @@ pub async fn apply<S: OrderedMap, A: Run<Plugin = S>>(tree: &Map<S, A>, op: Op, 
     })
 }
 
-/// Runs operations until `stop` says so, and waits for those in flight.
+/// Runs operations until `stop` says so of what was done, and waits for those in flight.
 ///
 /// # Errors
 /// If an operation fails, but for damage that is expected, or the recorder does; if failures are expected, and nothing succeeds any more.
@@ -170,7 +170,7 @@ pub fn drive<S: OrderedMap, A: Run<Plugin = S> + Clone + 'static, W: Write + 'st
     workload: Workload,
     recorder: &Rc<Recorder<W>>,
     plan: Plan,
-    stop: impl Fn() -> bool + 'static,
+    stop: impl Fn(Tally) -> bool + 'static,
 ) -> anyhow::Result<Tally> {
     let lane = Rc::new(Lane {
         worker: Handle::clone(worker),
@@ -200,7 +200,7 @@ struct Lane<S, A, W: Write> {
     workload: RefCell<Workload>,
     recorder: Rc<Recorder<W>>,
     plan: Plan,
-    stop: Box<dyn Fn() -> bool>,
+    stop: Box<dyn Fn(Tally) -> bool>,
     tally: Cell<Tally>,
     failed: Cell<bool>,
 }
@@ -208,7 +208,7 @@ struct Lane<S, A, W: Write> {
 impl<S: OrderedMap, A: Run<Plugin = S>, W: Write> Lane<S, A, W> {
     async fn run(self: Rc<Self>) -> anyhow::Result<()> {
         let begun_ns = now_ns();
-        while !(self.stop)() && !self.failed.get() {
+        while !(self.stop)(self.tally.get()) && !self.failed.get() {
             let drawn = self.workload.borrow_mut().next_op();
             let now_ns = now_ns();
             let op = with_the_tide(drawn, self.plan.tides.at(now_ns - begun_ns), now_ns);

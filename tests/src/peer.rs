@@ -433,7 +433,7 @@ pub fn run_work(
     wait: impl FnOnce() -> anyhow::Result<()>,
 ) -> anyhow::Result<Tally> {
     let steps = Barrier::new(work.workers as usize + 1);
-    let deadlines = Arc::new(Deadlines::new(work.awaits));
+    let deadlines = Arc::new(Deadlines::new(work.awaits, &work.histories));
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..work.workers)
             .map(|index| {
@@ -476,7 +476,9 @@ fn run_worker(
     let (worker, tree, recorder, workload) = prepared?;
     let deadline = Instant::now() + Duration::from_secs_f64(work.seconds);
     let (stopped, deadlines, counting) = (Arc::clone(stopped), Arc::clone(deadlines), Handle::clone(&worker));
-    let stop = move || stopped.load(Ordering::Acquire) || deadlines.is_over(deadline, || counting.counters());
+    let stop = move |tally: Tally| {
+        stopped.load(Ordering::Acquire) || deadlines.is_over(deadline, tally.strays, || counting.counters())
+    };
     let recorder = Rc::new(recorder);
     let tally = tree.drive(&worker, workload, &recorder, work.plan(), stop)?;
     if let crate::access_under_test::Tree::Shipping(tree) = &tree {

@@ -117,6 +117,17 @@ pub fn placement(access: AccessMode) -> StructurePlacement {
     }
 }
 
+/// What a run goes on for, of what it is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Awaits {
+    /// Nothing.
+    Nothing,
+    /// All but torn READs: there, they are too rare to be waited for, and may not happen.
+    AllButTornReads,
+    /// All.
+    All,
+}
+
 /// A run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
@@ -168,8 +179,8 @@ pub struct Options {
     pub route: bool,
     /// Milliseconds between two moves of a range from one owner to another; 0 for none. With `route`.
     pub move_every_ms: u64,
-    /// Whether the run goes on until all has happened that it is about; until a request has failed, if any may, it always does.
-    pub awaits: bool,
+    /// What the run goes on for; until a request has failed, if any may, it always does.
+    pub awaits: Awaits,
     /// Decides what is random.
     pub seed: u64,
 }
@@ -201,7 +212,7 @@ impl Default for Options {
             ship: None,
             route: false,
             move_every_ms: 0,
-            awaits: true,
+            awaits: Awaits::All,
             seed: rand::random(),
         }
     }
@@ -361,7 +372,7 @@ impl Options {
     /// What has to happen, as far as compute servers know of it: see [`Summary::failures`].
     pub fn awaited(&self) -> Awaited {
         let breaks = self.profile.faults().is_some();
-        if !self.awaits {
+        if self.awaits == Awaits::Nothing {
             return Awaited { breaks, ..Awaited::default() };
         }
         let conflicts = matches!(
@@ -372,8 +383,15 @@ impl Options {
                 | AccessMode::Hybrid
                 | AccessMode::Adaptive
         );
-        let torn_reads = conflicts && self.tears();
-        Awaited { changes: self.access != AccessMode::Coarse && !self.grows, conflicts, torn_reads, breaks }
+        let splits = self.access != AccessMode::Coarse;
+        Awaited {
+            splits,
+            merges: splits && !self.grows,
+            strays: self.access == AccessMode::Cached && self.processes > 1 && !self.route,
+            conflicts,
+            torn_reads: conflicts && self.awaits == Awaits::All && self.tears(),
+            breaks,
+        }
     }
 
     /// Whether READs are torn now and then: verbs tear what they please, and SoftRoCE hardly anything that fits into one

@@ -9,7 +9,7 @@ use farlink_tests::{
     access_under_test::ShipChoice,
     backend::{Backend, Cluster, FabricProfile, Fate, Faults},
     cluster, in_process, settings,
-    stress::{AccessMode, Options},
+    stress::{AccessMode, Awaits, Options},
     subject::{StructureName, Subject},
     test_every_structure,
 };
@@ -31,7 +31,7 @@ fn holds<S: Subject>(name: &str, options: &Options) {
                 servers: 2,
                 profile: FabricProfile::Faulty(faults),
                 seed,
-                awaits: false,
+                awaits: Awaits::Nothing,
                 ..options.clone()
             };
             let summary =

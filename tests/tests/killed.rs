@@ -36,7 +36,7 @@ use farlink_tests::{
     linear,
     peer::{Peer, PeerReport, Role, Spec, Work},
     scans, settings,
-    stress::{self, AccessMode, Options, SERVER_BYTES, TREE},
+    stress::{self, AccessMode, Awaits, Options, SERVER_BYTES, TREE},
     subject::StructureName,
     workload::{clustered_keys, spread_keys},
 };
@@ -73,7 +73,7 @@ fn options(access: AccessMode, seed: u64) -> Options {
         servers: 2,
         profile: FabricProfile::Nasty,
         access,
-        awaits: false,
+        awaits: Awaits::Nothing,
         seed,
         ..Options::default()
     };

@@ -10,7 +10,7 @@ use farlink_runtime::{
 };
 use farlink_structures::map::{Map, Report};
 
-use super::{AccessMode, Options, TREE};
+use super::{AccessMode, Awaits, Options, TREE};
 use crate::{
     access_under_test::Seen,
     cluster,
@@ -85,7 +85,7 @@ impl Summary {
             (linear::check(&history), check_scans(&history, if options.route { &[] } else { &peer_report.seen }));
         let (seed, access) = (options.seed, options.access);
         let servers_keep = options.place.is_some() && (access.is_divided() || access.asks_a_policy());
-        let tears = options.tears() && options.awaits;
+        let tears = options.tears() && options.awaits == Awaits::All;
         Ok(Self {
             seed,
             seconds,

@@ -120,7 +120,7 @@ fn client(compute: &ComputeServer, structure: &Structure, number: u32, seed: u64
         part: Part::ALL,
     };
     let workload = Workload::new(&spec, number).unwrap();
-    drive(&worker, &tree, workload, &recorder, plan, move || is_over.load(Ordering::Acquire)).unwrap();
+    drive(&worker, &tree, workload, &recorder, plan, move |_| is_over.load(Ordering::Acquire)).unwrap();
     drop((tree, worker));
     Rc::into_inner(recorder).unwrap().finish().unwrap()
 }

@@ -40,7 +40,7 @@ fn control_who_never_recovers_from_a_failure_is_noticed() {
     };
     let recorder = Rc::new(Recorder::new(Vec::new(), 1, Flush::WhenFull).unwrap());
     let asked = Cell::new(0);
-    let stop = move || asked.replace(asked.get() + 1) > 10;
+    let stop = move |_| asked.replace(asked.get() + 1) > 10;
     let driven = cluster::with_worker(&fabric, |worker| {
         let workload = Workload::new(&spec, 1).unwrap();
         Ok::<_, Error>(drive(worker, &Map::over(NeverSure), workload, &recorder, plan, stop))
