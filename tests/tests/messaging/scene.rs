@@ -8,7 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use farlink_runtime::{
@@ -44,9 +44,10 @@ pub(crate) const REFUSE: Kind = Kind(6);
 /// Panics.
 pub(crate) const PANIC: Kind = Kind(7);
 
-/// As [`LATER`], many turns later.
+/// As [`LATER`], many turns later, or after a while: where others want the core, a turn takes milliseconds.
 pub(crate) const SLOWLY: Kind = Kind(8);
 const SLOW_TURNS: u32 = 1000;
+const SLOW: Duration = Duration::from_millis(20);
 
 /// As [`ECHO`], once [`Seen::lets_go`].
 pub(crate) const HELD: Kind = Kind(9);
@@ -58,9 +59,17 @@ pub(crate) struct Seen {
     pub(crate) lets_go: AtomicBool,
 }
 
+/// What is answered after so many turns, or [`SLOW`] after it was asked.
+struct Later {
+    turns: u32,
+    since: Instant,
+    words: Vec<u64>,
+    reply: Responder,
+}
+
 pub(crate) struct Parrot {
     seen: Arc<Seen>,
-    later: Vec<(u32, Vec<u64>, Responder)>,
+    later: Vec<Later>,
     held: Vec<(Vec<u64>, Responder)>,
     tallies: Rc<RefCell<HashMap<PeerId, u64>>>,
 }
@@ -68,6 +77,10 @@ pub(crate) struct Parrot {
 impl Parrot {
     pub(crate) fn new(seen: &Arc<Seen>) -> Self {
         Self { seen: Arc::clone(seen), later: Vec::new(), held: Vec::new(), tallies: Rc::default() }
+    }
+
+    fn answer_after(&mut self, turns: u32, words: &[u64], reply: Responder) {
+        self.later.push(Later { turns, since: Instant::now(), words: words.to_vec(), reply });
     }
 }
 
@@ -80,8 +93,8 @@ impl Service for Parrot {
                 &[words @ 0..0x40_0000] => reply.send_with(|to| to.extend(0..words)),
                 _ => reply.refuse(Refusal::Malformed),
             },
-            LATER => self.later.push((self.later.len() as u32 % 7, request.words().to_vec(), reply)),
-            SLOWLY => self.later.push((SLOW_TURNS, request.words().to_vec(), reply)),
+            LATER => self.answer_after(self.later.len() as u32 % 7, request.words(), reply),
+            SLOWLY => self.answer_after(SLOW_TURNS, request.words(), reply),
             HELD => self.held.push((request.words().to_vec(), reply)),
             TALLY => {
                 let mut tallies = self.tallies.borrow_mut();
@@ -97,12 +110,18 @@ impl Service for Parrot {
     }
 
     fn turn(&mut self) -> Turn {
+<<<<<<< HEAD
         self.later.iter_mut().for_each(|(turns, ..)| *turns = turns.saturating_sub(1));
         let due = self.later.extract_if(.., |(turns, ..)| *turns == 0);
         due.for_each(|(_, words, reply)| reply.send_words(&words));
         if self.seen.lets_go.load(Ordering::Acquire) {
             self.held.drain(..).for_each(|(words, reply)| reply.send_words(&words));
         }
+=======
+        self.later.iter_mut().for_each(|later| later.turns = later.turns.saturating_sub(1));
+        let due = self.later.extract_if(.., |later| later.turns == 0 || later.since.elapsed() > SLOW);
+        due.for_each(|Later { words, reply, .. }| reply.send_words(&words));
+>>>>>>> c831eeb (Messages: the last request of each task is not taken, once all have come; what is answered slowly is answered in time)
         if self.later.is_empty() { Turn::Idle } else { Turn::Busy }
     }
 }
