@@ -4,13 +4,7 @@
 //! others have finished or undone. What an owner has not written is lost with it. `FARLINK_FAULT_ROUNDS` says how often somebody is
 //! killed.
 
-use std::{
-    collections::HashSet,
-    fs,
-    path::Path,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::HashSet, fs, path::Path, sync::Arc, time::Duration};
 
 use farlink_runtime::{
     catalog,
@@ -64,7 +58,8 @@ struct Left {
 fn options(access: AccessMode, seed: u64) -> Options {
     let options = Options {
         backend: Backend::chosen_across_processes(),
-        seconds: 60.0,
+        // Until it is stopped.
+        seconds: 3600.0,
         processes: 3,
         workers: 2,
         in_flight: 24,
@@ -179,10 +174,8 @@ fn recorded_bytes(histories: &Path) -> u64 {
 }
 
 fn wait_for_records(histories: &Path, bytes: u64, peers: &mut [Peer]) {
-    let begun = Instant::now();
     while recorded_bytes(histories) < bytes {
         assert!(peers.iter_mut().all(|peer| peer.is_running()), "a process ended by itself");
-        assert!(begun.elapsed() < LIMIT, "the processes make no progress");
         std::thread::yield_now();
     }
 }

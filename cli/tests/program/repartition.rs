@@ -131,7 +131,7 @@ fn moves_before_an_error_are_told() {
 #[test]
 fn an_owner_that_is_stopped_is_named_to_who_would_move_its_regions() {
     let cluster = Cluster::start();
-    let (bench, all) = cluster.bench(2, &["--seconds", "3"]);
+    let (bench, all) = cluster.bench(2, &["--seconds", "10"]);
     let (first, last) = (all.first().unwrap().to_string(), all.last().unwrap());
     let id = bench.id();
     let processes = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();
