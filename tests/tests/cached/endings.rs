@@ -13,15 +13,13 @@ use crate::scene::{CACHE_BYTES_MIN, Map, Member, assert_left_clean, cache, fabri
 
 const KEYS: u64 = 3000;
 const ROUNDS: usize = 6000;
-/// More turns than a change takes on any fabric here.
-const QUIET_TURNS: usize = 200;
 
 fn watch(what: &str) -> Watchdog {
     Watchdog::start(what, std::time::Duration::from_secs(120))
 }
 
 /// Operations of which most are dropped; what they did shows when the key is read.
-async fn drop_many<A: Access<Plugin = Tree>>(tree: &BTree<A>, rng: &mut StdRng, model: &mut Map) {
+async fn drop_many<A: Access<Plugin = Tree>>(worker: &Worker, tree: &BTree<A>, rng: &mut StdRng, model: &mut Map) {
     let mut dropped = 0;
     for round in 0..ROUNDS as u64 {
         let key = rng.random_range(0..KEYS * 11);
@@ -37,8 +35,8 @@ async fn drop_many<A: Access<Plugin = Tree>>(tree: &BTree<A>, rng: &mut StdRng, 
         };
         if done.is_none() {
             // What was begun goes on as a task, and may take effect later.
-            for _ in 0..QUIET_TURNS {
-                tree.access().context().worker.yield_now().await;
+            while worker.is_unfinished() {
+                worker.yield_now().await;
             }
         }
         let found = tree.get(key).await.unwrap();
@@ -76,7 +74,7 @@ fn operations_of_an_owner_end_anywhere() {
         let cache = cache(CACHE_BYTES_MIN, admission);
         let tree = member.own(&cache, KeyRange::ALL);
         let mut rng = StdRng::seed_from_u64(seed);
-        member.worker.block_on(drop_many(&tree, &mut rng, &mut model));
+        member.worker.block_on(drop_many(&member.worker, &tree, &mut rng, &mut model));
         let did = tree.access().counters();
         assert!(did.total().misses > 1000 && did.total().write_backs > 100, "{did:?}");
         member.worker.block_on(tree.access().flush()).unwrap();
@@ -98,7 +96,7 @@ fn operations_on_a_shared_tree_end_anywhere() {
         // Each finds the other's cache old.
         for _ in 0..2 {
             for (member, tree) in members.iter().zip(&trees) {
-                member.worker.block_on(drop_many(tree, &mut rng, &mut model));
+                member.worker.block_on(drop_many(&member.worker, tree, &mut rng, &mut model));
             }
         }
         settle(&members);
