@@ -36,7 +36,7 @@ const IN_VAIN_MAX: u32 = 16;
 /// Of those one in so many asks: what the structure has become may make it pay.
 const ASKS_EVERY: u32 = 64;
 
-/// How many operations of a name in a row have asked the server in vain, or did not ask.
+/// How many answers to operations of a name in a row were in vain; and, once they are too many, how many operations did not ask.
 #[derive(Debug, Default)]
 struct InVain(SmallVec<[(Code, u32); 4]>);
 
@@ -50,13 +50,21 @@ impl InVain {
         &mut self.0[index].1
     }
 
-    /// Whether the next one is to ask. Counts it as one that did so in vain.
+    /// Whether the next one is to ask. One that does not is counted here, one that does with its answer.
     fn asks(&mut self, operation: Code) -> bool {
         let count = self.of(operation);
-        let asks = *count < IN_VAIN_MAX || (*count - IN_VAIN_MAX) % ASKS_EVERY == ASKS_EVERY - 1;
+        if *count < IN_VAIN_MAX {
+            return true;
+        }
         // Wraps to where nothing is known.
         *count = count.wrapping_add(1);
-        asks
+        (*count - IN_VAIN_MAX.min(*count)) % ASKS_EVERY == 0
+    }
+
+    /// One has asked in vain.
+    fn note(&mut self, operation: Code) {
+        let count = self.of(operation);
+        *count += u32::from(*count < IN_VAIN_MAX);
     }
 }
 
@@ -134,7 +142,10 @@ impl<P: Plugin> Hybrid<P> {
         let found = match answer {
             Ok(Answer::Done(shipped)) => Found::Done(shipped.output),
             Ok(Answer::GoOn(page)) if page != self.structure().root_link() => Found::From(Start::Page(page)),
-            Ok(Answer::GoOn(_) | Answer::Declined(_)) => return Ok(Found::From(Start::Root)),
+            Ok(Answer::GoOn(_) | Answer::Declined(_)) => {
+                self.in_vain.borrow_mut().note(Code::of::<O>());
+                return Ok(Found::From(Start::Root));
+            }
             Err(error @ Error::NotBegun { .. }) => {
                 tracing::debug!(%error, "the inner levels are searched from here instead");
                 return Ok(Found::From(Start::Root));

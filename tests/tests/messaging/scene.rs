@@ -110,18 +110,12 @@ impl Service for Parrot {
     }
 
     fn turn(&mut self) -> Turn {
-<<<<<<< HEAD
-        self.later.iter_mut().for_each(|(turns, ..)| *turns = turns.saturating_sub(1));
-        let due = self.later.extract_if(.., |(turns, ..)| *turns == 0);
-        due.for_each(|(_, words, reply)| reply.send_words(&words));
-        if self.seen.lets_go.load(Ordering::Acquire) {
-            self.held.drain(..).for_each(|(words, reply)| reply.send_words(&words));
-        }
-=======
         self.later.iter_mut().for_each(|later| later.turns = later.turns.saturating_sub(1));
         let due = self.later.extract_if(.., |later| later.turns == 0 || later.since.elapsed() > SLOW);
         due.for_each(|Later { words, reply, .. }| reply.send_words(&words));
->>>>>>> c831eeb (Messages: the last request of each task is not taken, once all have come; what is answered slowly is answered in time)
+        if self.seen.lets_go.load(Ordering::Acquire) {
+            self.held.drain(..).for_each(|(words, reply)| reply.send_words(&words));
+        }
         if self.later.is_empty() { Turn::Idle } else { Turn::Busy }
     }
 }
