@@ -5,7 +5,7 @@
 //! of the dead one may be under way at a memory server, or begin. Each memory server has two words for each slot of a compute server:
 //!
 //! ```text
-//! fence     the incarnation that is fenced off; 0: nobody was yet
+//! fence     this incarnation is fenced off, and all before it; 0: nobody was yet
 //! running   the incarnation of the memory server's own membership:32 | operations of the slot's compute server that are under way:32
 //! ```
 //!
@@ -17,7 +17,9 @@
 //! again. From then on it ships no changes to that memory server.
 //!
 //! The processor's instructions change only the count, requests of others only the fence: no atomic of the one kind meets the other. A slot
-//! is not given to anybody else before its last holder is fenced off everywhere.
+//! is not given to anybody else before its last holder is fenced off everywhere. What that one has sent may still lie in the queue of a memory
+//! server that does not go on, while the next holder, or one after it, is fenced off there. So the fence only ever rises. Who has an earlier
+//! incarnation than a holder before it, because it took long to find its slot, may be fenced off from the beginning.
 
 use std::time::Duration;
 
@@ -112,7 +114,7 @@ pub fn count_in(words: &[AtomicU64], member: OwnerId) {
 
 /// Whether an operation of `sender` that was counted in may begin.
 pub fn may_begin(words: &[AtomicU64], sender: OwnerId) -> bool {
-    words[0].load(Ordering::Relaxed) != u64::from(sender.incarnation())
+    words[0].load(Ordering::Relaxed) < u64::from(sender.incarnation())
 }
 
 /// Counts an operation out. Release: who sees that it is over sees what it has done.
@@ -140,7 +142,7 @@ pub async fn fence_off<R: Remote>(
         if !has_slot().await? {
             return Ok(None);
         }
-        if found == ours || claim_word(remote, words, found, ours).await? {
+        if found >= ours || claim_word(remote, words, found, ours).await? {
             break;
         }
     }

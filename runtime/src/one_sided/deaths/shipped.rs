@@ -16,10 +16,11 @@ use super::{
     },
 };
 use crate::{
-    fencing::fence_off,
+    fencing::{fence_off, may_begin},
     lock::{LockState, LockWord},
     page,
     remote::{Payload, Remote as _},
+    sync::AtomicU64,
 };
 
 const SERVER: usize = 1;
@@ -44,7 +45,7 @@ async fn word(peer: &Peer, index: usize, word: u64) -> Result<(), Failure> {
 /// The memory server carries the operation out; whether it did something.
 async fn carry_out(peer: &Peer, wrong: Wrong) -> Result<bool, Failure> {
     let member = u64::from(owner(SERVER).incarnation()) << 32;
-    let is_fenced = async || Ok::<_, Failure>(peer.load(at(0, FENCE_AT)).await? == owner(VICTIM).incarnation().into());
+    let is_fenced = async || Ok::<_, Failure>(peer.load(at(0, FENCE_AT)).await? >= owner(VICTIM).incarnation().into());
     let was_fenced = wrong == Wrong::LooksFirst && is_fenced().await?;
     word(peer, 1, member | 1).await?;
     let is_fenced = if wrong == Wrong::LooksFirst { was_fenced } else { is_fenced().await? };
@@ -126,4 +127,27 @@ fn to_wait_for_no_shipped_operation_is_refused() {
         play(Wrong::WaitsForNobody, search);
     };
     refuse(play, "the shipped operation");
+}
+
+/// What it has sent may lie in a queue for longer than the next ones have its slot.
+#[test]
+fn who_is_fenced_off_stays_so_when_later_ones_are() {
+    const LATER: usize = 7;
+    explore(|search| {
+        let world = Rc::new(RefCell::new(World::new()));
+        let peer = Peer::new(&world, HEIR, Break::Nothing);
+        let fencing = async move {
+            for holder in [VICTIM, LATER, VICTIM] {
+                fence_off(&peer, at(0, FENCE_AT), owner(holder), async || Ok(true)).await?;
+            }
+            peer.load(at(0, FENCE_AT)).await
+        };
+        let mut lives: Vec<Life<Result<u64, Failure>>> = vec![(HEIR, Box::pin(fencing))];
+        let outcomes =
+            run(&world, search, &mut lives, Bounds { dies: None, switches: 0, unfenced: None, stops: false });
+        let [Some(Ok(fence))] = outcomes[..] else { panic!("{outcomes:?}") };
+        let words = [AtomicU64::new(fence)];
+        let may = [VICTIM, LATER, LATER + 1].map(|holder| may_begin(&words, owner(holder)));
+        assert_eq!(may, [false, false, true]);
+    });
 }
