@@ -15,7 +15,7 @@ use crate::{
 
 /// A page that was allocated is one of its chunk: who frees it later need not ask.
 #[inline]
-pub(crate) fn note(worker: &Handle, page: &NewPage) {
+pub fn note(worker: &Handle, page: &NewPage) {
     let compute = worker.compute();
     let geometry = &compute.geometry[page.at().server().index()];
     if let Some((chunk, _)) = geometry.locate(page.at(), page.class()) {
@@ -24,6 +24,18 @@ pub(crate) fn note(worker: &Handle, page: &NewPage) {
             known.store(page.class().index() as u8 + 1, Ordering::Relaxed);
         }
     }
+}
+
+/// Whether [`require`] need not ask.
+#[inline]
+pub fn is_known(worker: &Handle, at: RemotePtr, class: SizeClass) -> bool {
+    let compute = worker.compute();
+    let geometry = compute.geometry.get(at.server().index());
+    let chunk = geometry.and_then(|geometry| Some((geometry, geometry.locate(at, class)?.0)));
+    chunk.is_some_and(|(geometry, chunk)| {
+        let known = compute.chunk_classes.of(geometry, chunk).load(Ordering::Relaxed);
+        known == class.index() as u8 + 1 && !geometry.is_for_rings(at)
+    })
 }
 
 /// Whether a page of this class can stand there and be freed: in a chunk of such pages. One request for each chunk of which that is not
@@ -44,11 +56,12 @@ pub(crate) async fn is_of_chunk(worker: &Handle, at: RemotePtr, class: SizeClass
     Ok(known.load(Ordering::Relaxed) == class.index() as u8 + 1)
 }
 
-/// [`is_of_chunk`], for who is about to free the page.
+/// Says of a page that somebody is about to free that it is one: in a chunk of pages of this class. One request for each chunk of which that
+/// is not known yet.
 ///
 /// # Errors
 /// [`Error::BadPointer`] if it is none; if the memory server is lost.
-pub(crate) async fn require(worker: &Handle, at: RemotePtr, class: SizeClass) -> Result<(), Box<Error>> {
+pub async fn require(worker: &Handle, at: RemotePtr, class: SizeClass) -> Result<(), Box<Error>> {
     if is_of_chunk(worker, at, class).await? {
         return Ok(());
     }

@@ -31,7 +31,7 @@ pub mod access;
 pub mod audit;
 pub mod catalog;
 pub mod change;
-mod chunk_classes;
+pub mod chunk_classes;
 pub mod compute;
 mod counters;
 pub mod epoch;

@@ -1,6 +1,6 @@
 //! A change through the cache.
 
-use farlink_runtime::{redo::RING_CLASS, write_ahead::Log};
+use farlink_runtime::{chunk_classes, redo::RING_CLASS, write_ahead::Log};
 
 use super::*;
 
@@ -16,6 +16,13 @@ impl<P: Plugin> Cached<P> {
     ) -> Result<Pages<CachedPage<'a, P>>, Interrupt> {
         let (old, new) = pages.into_parts();
         let mut old: SmallVec<[_; 2]> = old.collect();
+        // Before it is admitted: meanwhile others are.
+        let is_known =
+            |page: Link| page.remote().is_some_and(|(at, class)| chunk_classes::is_known(self.worker(), at, class));
+        if old.iter().any(|(page, role)| *role == Role::AsRead && !is_known(page.link())) {
+            // Rare, and long.
+            Box::pin(self.require_pages(&old)).await?;
+        }
         if let Some(log) = self.cache.store().log()
             && !log.has_room()
         {
@@ -85,7 +92,10 @@ impl<P: Plugin> Cached<P> {
                 );
             }
         };
-        new.into_iter().for_each(NewPage::publish);
+        for page in new {
+            chunk_classes::note(self.worker(), &page);
+            page.publish();
+        }
         let mut after: SmallVec<[_; 4]> = old.into_iter().map(|(page, _)| Some(page)).collect();
         for (page, lock) in closed.freed() {
             let Some(link) = after[page].take().map(|page| page.link()) else { continue };
@@ -114,6 +124,18 @@ impl<P: Plugin> Cached<P> {
         self.tend_log();
         self.until_recorded().await?;
         Ok(Pages::after(after))
+    }
+
+    /// That each page that a change may free is one of its chunk: before anything is changed, for a log that frees what is no page is of
+    /// no use.
+    #[cold]
+    async fn require_pages(&self, old: &[(CachedPage<'_, P>, Role)]) -> Result<(), Interrupt> {
+        for (at, class) in
+            old.iter().filter(|(_, role)| *role == Role::AsRead).filter_map(|(page, _)| page.link().remote())
+        {
+            chunk_classes::require(self.worker(), at, class).await?;
+        }
+        Ok(())
     }
 
     /// Where all changes are recorded, waits until the latest is.

@@ -5,6 +5,7 @@ mod crowd;
 mod edges;
 mod endings;
 mod engines;
+mod freed;
 mod full;
 mod heirs;
 mod leaving;
