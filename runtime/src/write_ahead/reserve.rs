@@ -24,6 +24,9 @@ impl Log {
     /// Whether there is room for what a change records, up to so many words, so that it may be made. Waits for what is pending if that is much. If there is no
     /// room, somebody should [shorten](Self::shorten) the log.
     ///
+    /// What is admitted and not recorded yet is not counted; half of the segments is left for that and for images. Where more splits than that wait
+    /// for room in the cache at once, batches are not written before there is memory.
+    ///
     /// # Errors
     /// As [`Self::arrival`].
     pub async fn admit(&self, worker: &Handle, words: usize) -> Result<bool, Error> {
