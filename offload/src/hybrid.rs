@@ -12,7 +12,7 @@
 use std::{cell::RefCell, future::Future, rc::Rc};
 
 use farlink_runtime::{
-    access::{Cause, Interrupt, Link, Operation, Plugin, Start, Structure},
+    access::{Cause, FastPath, Interrupt, Link, Operation, Plugin, Start, Structure},
     error::Error,
     messaging::Error as MessagingError,
     one_sided::{OneSided, Proof},
@@ -107,6 +107,11 @@ impl<P: Plugin> Hybrid<P> {
         let worker = self.shipper.worker();
         // From before the server names a page until it is read.
         let _pin = worker.pin();
+        if !O::READS_ONLY
+            && let Some(entering) = self.leaves.enter()
+        {
+            entering.await?;
+        }
         let mut restarts = Restarts::from_root(self.structure().root);
         loop {
             let start = match known.take() {

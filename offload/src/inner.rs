@@ -19,8 +19,8 @@ use std::{
 use farlink_cache::{CacheHandle, Counters, LEVELS};
 use farlink_runtime::{
     access::{
-        Access, Cause, Context, Direction, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages, Placement, Plugin,
-        Start, Swap, Unlinked, WordPtr,
+        Access, Cause, Context, Direction, Entering, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages,
+        Placement, Plugin, Start, Swap, Unlinked, WordPtr,
     },
     error::Error,
     lock::LockWord,
@@ -179,6 +179,10 @@ impl<P: Plugin> CachedInner<P> {
 impl<P: Plugin> FastPath for CachedInner<P> {
     type Plugin = P;
     type Page<'a> = SharedPage;
+
+    fn enter(&self) -> Option<Entering<'_>> {
+        self.one_sided().enter()
+    }
 }
 
 impl<P: Plugin> Access for CachedInner<P> {

@@ -5,8 +5,8 @@ use std::{any::Any, fmt, marker::PhantomData, rc::Rc, sync::Arc};
 use farlink_cache::{ValueCache, ValueCounters, ValueHandle};
 use farlink_runtime::{
     access::{
-        Access, Context, FastPath, Hint, Interrupt, Link, NewPage, Pages, Placement, Plugin, Start, Structure, Swap,
-        Unlinked, WordPtr,
+        Access, Context, Entering, FastPath, Hint, Interrupt, Link, NewPage, Pages, Placement, Plugin, Start,
+        Structure, Swap, Unlinked, WordPtr,
     },
     error::Error,
     one_sided::{OneSided, OneSidedPages, PageCopy, Proof},
@@ -119,6 +119,10 @@ impl<P: Plugin> FastPath for CachedMapping<P> {
     type Page<'a> = PageCopy;
 
     const REMEMBERS: bool = true;
+
+    fn enter(&self) -> Option<Entering<'_>> {
+        self.one_sided.enter()
+    }
 
     fn recall<T: Any + Send + Sync>(&self, at: WordPtr) -> Option<(u64, Arc<T>)> {
         let (word, epoch, value) = self.values.get(key(at)?)?;

@@ -162,6 +162,9 @@ impl<P: Plugin> Clone for Context<P> {
     }
 }
 
+/// On the way to the right to change a structure: see [`FastPath::enter`].
+pub type Entering<'a> = Pin<Box<dyn Future<Output = Result<(), Error>> + 'a>>;
+
 /// What an access can do without suspending, because pages are in local memory. All of it can be left out.
 #[allow(async_fn_in_trait, reason = "operations run on one thread; their futures need not be Send")]
 pub trait FastPath: Sized {
@@ -191,6 +194,12 @@ pub trait FastPath: Sized {
     /// Where an operation goes on that has come to this page without suspending, and now has to wait.
     fn resume_at(&self, _page: &Self::Page<'_>) -> Start {
         Start::Root
+    }
+
+    /// Asked before the first attempt of an operation that may change something: what has to be waited for, so that its answer holds
+    /// also where nothing is changed. Nothing, once this access has the right to change the structure.
+    fn enter(&self) -> Option<Entering<'_>> {
+        None
     }
 
     /// One attempt that keeps copies of all pages it reads, for an operation that goes back to more pages than the cache keeps in

@@ -96,6 +96,11 @@ pub async fn execute<A: Access, O: Operation<Plugin = A::Plugin>>(
         Ok(output) => return Ok(output),
         Err(from) => from,
     };
+    if !O::READS_ONLY
+        && let Some(entering) = access.enter()
+    {
+        entering.await?;
+    }
     let mut restarts = Restarts::from_root(access.context().structure.root);
     loop {
         let interrupt = match operation.run(access, from).await {

@@ -35,7 +35,9 @@ pub use self::{
     pages::OneSidedPages,
 };
 use crate::{
-    access::{Access, Context, FastPath, Hint, Interrupt, PageRef, Pages, Plugin, Start, Swap, Unlinked, WordPtr},
+    access::{
+        Access, Context, Entering, FastPath, Hint, Interrupt, PageRef, Pages, Plugin, Start, Swap, Unlinked, WordPtr,
+    },
     buffer::Buffer,
     chunk_classes,
     error::Error,
@@ -118,8 +120,8 @@ impl PageRef for PageCopy {
 }
 
 impl<P: Plugin> OneSided<P> {
-    /// Access to `structure` through `worker`. With its first change the compute server is entered into the structure's
-    /// partition map ([`ownership`]): beside an owner that is refused.
+    /// Access to `structure` through `worker`. With the first operation that may change something the compute server is entered into
+    /// the structure's partition map ([`ownership`]), before anything is read: beside an owner that is refused.
     ///
     /// # Panics
     /// If the structure is one of another plug-in.
@@ -155,6 +157,11 @@ impl<P: Plugin> OneSided<P> {
         &self.context.worker
     }
 
+    /// Whether the structure may be changed, as far as is known here.
+    fn may_change(&self) -> bool {
+        self.writer.as_ref().is_none_or(Writer::is_entered) || self.context.structure.descriptor.is_none()
+    }
+
     /// Sees to it that the structure may be changed, until what is returned is dropped.
     #[inline]
     async fn require_writer(&self) -> Result<Option<Acting>, Interrupt> {
@@ -170,15 +177,16 @@ impl<P: Plugin> OneSided<P> {
 
     /// What a change is once its pages are computed. Apart from that, so that it is compiled once and not for each closure.
     async fn carry_out(&self, staged: PreparedChange) -> Result<Vec<Option<PageCopy>>, Interrupt> {
+        let may_change = self.may_change();
+        let acting = self.require_writer().await?;
         if staged.is_idle() {
-            // A single copy was true of one moment anyway.
+            // A single copy was true of one moment anyway, if no owner had what is newer.
             let all: Vec<&Changed> = staged.all().collect();
-            if all.len() > 1 && !are_unchanged(self.worker(), all.into_iter()).await? {
+            if (all.len() > 1 || !may_change) && !are_unchanged(self.worker(), all.into_iter()).await? {
                 return Err(Interrupt::conflict());
             }
             return Ok(staged.into_pages());
         }
-        let acting = self.require_writer().await?;
         let by_hand = self.worker().capabilities().atomic_against_cpu;
         if let Some(memory) = self.memory.as_ref().filter(|memory| by_hand && staged.is_in(memory)) {
             return here::carry_out(self.worker(), memory, staged).await;
@@ -293,6 +301,12 @@ impl<P: Plugin> FastPath for OneSided<P> {
     type Plugin = P;
     type Page<'a> = PageCopy;
     const VALIDATES: bool = false;
+
+    fn enter(&self) -> Option<Entering<'_>> {
+        let writer = self.writer.as_ref().filter(|_| !self.may_change())?;
+        let Context { worker, structure, .. } = &self.context;
+        Some(Box::pin(writer.enter(worker, structure)))
+    }
 }
 
 impl<P: Plugin> Access for OneSided<P> {

@@ -1,9 +1,10 @@
 //! Who may change a structure: its partition map, changed like any other page.
 //!
 //! - An *owner* claims a region ([`claim`]). Nobody else changes pages inside, or reads them for current.
-//! - Whoever changes a structure one-sided is entered as a *shared writer* with its first change ([`Writer`]): one round trip to
-//!   read the map and two to change it, once for all handles of a compute server. Reading asks nobody: a reader beside an owner
-//!   sees what the owner has written back, which may be old, and pages of one change that do not fit yet.
+//! - Whoever changes a structure one-sided is entered as a *shared writer* ([`Writer`]) before the first operation that may change
+//!   something: one round trip to read the map and two to change it, once for all handles of a compute server. What finds nothing to change
+//!   needs the right as well: its answer must not be older than what an owner has answered. Reading asks nobody: a reader beside an
+//!   owner sees what the owner has written back, which may be old, and pages of one change that do not fit yet.
 //! - A claim beside a shared writer, a writer beside an owner, and a second owner are refused, with the name of who was first,
 //!   for as long as that one lives. Who is about to give up gets a little time; changes of the claimer's own writers are waited for.
 //! - A dead one's region stays in the map until somebody claims it, or changes the structure one-sided. Before, what the dead owner has

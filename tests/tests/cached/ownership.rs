@@ -11,13 +11,17 @@ use std::{
     time::Duration,
 };
 
-use farlink_offload::{Admission, ComputeCache, Durability, Remote};
+use farlink_offload::{Admission, ComputeCache, Durability, Hybrid, Remote};
 use farlink_runtime::{
+    access::{Access, Interrupt, Pages, Start},
     catalog,
     clock::Clock,
     compute::{ComputeOptions, ComputeServer, Maintenance},
     error::Error,
-    fabric::{Endpoint, Error as FabricError, Fabric, Liveness, OwnerClaim},
+    fabric::{
+        Endpoint, Error as FabricError, Fabric, Liveness, OwnerClaim,
+        mortal::{MortalFabric, Order},
+    },
     lock::{LockWord, OwnerId},
     one_sided::{Proof, ownership},
     page::{self, CHECKSUM, LOCK},
@@ -145,6 +149,7 @@ fn who_changes_a_structure_beside_its_owner_is_refused_and_changes_nothing() {
     model.insert(10, 12);
     let inner = other.share(&new_cache(), Proof::Checksum);
     let sent = BTree::over(Remote::new(&other.worker, other.tree.structure().clone()));
+    let hybrid = BTree::over(Hybrid::new(&other.worker, other.tree.structure().clone(), Proof::Checksum));
     let before = other.worker.counters();
     other.worker.block_on(async {
         // Anywhere in it: pages above are in the owner's cache, too.
@@ -156,6 +161,15 @@ fn who_changes_a_structure_beside_its_owner_is_refused_and_changes_nothing() {
             is_owned_by(inner.insert(key + 1, 1).await, owner);
             is_owned_by(sent.update(key, 1).await, owner);
         }
+        // What there is nothing to change for in remote memory: here the owner may have what is newer.
+        is_owned_by(other.tree.upsert(10, 11).await, owner);
+        is_owned_by(inner.upsert(10, 11).await, owner);
+        is_owned_by(sent.upsert(10, 11).await, owner);
+        is_owned_by(hybrid.upsert(10, 11).await, owner);
+        is_owned_by(other.tree.insert(10, 1).await, owner);
+        is_owned_by(inner.update(11, 1).await, owner);
+        is_owned_by(inner.remove(11).await, owner);
+        is_owned_by(hybrid.remove(11).await, owner);
         // What the owner has written back.
         assert_eq!(other.tree.get(10).await.unwrap(), Some(11));
         assert_eq!(inner.get(10).await.unwrap(), Some(11));
@@ -174,8 +188,59 @@ fn who_changes_a_structure_beside_its_owner_is_refused_and_changes_nothing() {
     });
     model.extend([(20, 5), (30, 6)]);
     settle(&members);
-    drop((tree, inner, sent, members));
+    drop((tree, inner, sent, hybrid, members));
     assert_left_clean(&fabric, &model, "beside an owner");
+}
+
+/// An owner dies with changes that are in its log alone. Whoever comes later is told by none of its answers that they were not made,
+/// also if it finds nothing to change in remote memory.
+#[test]
+fn what_changes_nothing_is_answered_behind_the_log_of_a_dead_owner() {
+    type Step = fn(&Member) -> bool;
+    let steps: [(&str, Step, Map); 5] = [
+        ("upsert", |it| it.worker.block_on(it.tree.upsert(10, 1)).unwrap() == Some(12), [(10, 1), (25, 5)].into()),
+        ("insert", |it| it.worker.block_on(it.tree.insert(20, 7)).unwrap(), [(10, 12), (20, 7), (25, 5)].into()),
+        ("update", |it| it.worker.block_on(it.tree.update(25, 6)).unwrap() == Some(5), [(10, 12), (25, 6)].into()),
+        ("remove", |it| it.worker.block_on(it.tree.remove(25)).unwrap() == Some(5), [(10, 12)].into()),
+        ("a change of a page as it was read", changes_nothing, [(10, 12), (25, 5)].into()),
+    ];
+    for (what, step, changed) in steps {
+        let mut model = sparse(4);
+        let cluster = fabric(FabricProfile::Fast, 256, &model, 0.8);
+        let life = MortalFabric::new(Arc::clone(&cluster), Order::Posted, false);
+        let deadly: Arc<dyn Fabric> = Arc::new(life.clone());
+        let (owner, other) = (Member::join(&deadly, 1), Member::join(&cluster, 2));
+        let tree = owner.try_own(&new_cache().with_durability(Durability::Logged), KeyRange::ALL).unwrap();
+        owner.worker.block_on(async {
+            assert_eq!(tree.upsert(10, 12).await.unwrap(), Some(1));
+            assert_eq!(tree.remove(20).await.unwrap(), Some(2));
+            assert!(tree.insert(25, 5).await.unwrap());
+        });
+        life.dies_after(0);
+        life.is_taken_for_dead();
+        assert_eq!(other.entries(), model, "the owner has written its pages back");
+        assert!(step(&other), "{what}: the answer is older than the dead owner's");
+        // The next one that changes something.
+        assert!(other.worker.block_on(other.tree.insert(1, 1)).unwrap());
+        for key in [10, 20, 25] {
+            model.remove(&key);
+        }
+        model.extend(changed);
+        model.insert(1, 1);
+        settle([&other]);
+        drop((tree, owner, other));
+        assert_left_clean(&cluster, &model, what);
+    }
+}
+
+/// A change that leaves the root as it was read is refused if the dead owner's log says otherwise.
+fn changes_nothing(member: &Member) -> bool {
+    let access = member.tree.access();
+    member.worker.block_on(async {
+        let mut pages = Pages::new();
+        pages.add(access.open(Start::Root).await.unwrap());
+        matches!(access.change(pages, |_| ()).await, Err(Interrupt::Restart(_)))
+    })
 }
 
 #[test]
