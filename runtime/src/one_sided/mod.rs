@@ -59,7 +59,8 @@ pub enum Proof {
     #[default]
     Checksum,
     /// READ the lock word, then the body, then the lock word again, and compare. Three round trips; the reference
-    /// (Ziegler et al., SIGMOD 2023). It cannot tell corruption.
+    /// (Ziegler et al., SIGMOD 2023). Against an owner, who writes its pages back without a lock, it proves nothing: so the checksum
+    /// has to fit as well.
     LockBodyLock,
 }
 

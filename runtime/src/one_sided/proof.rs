@@ -97,7 +97,8 @@ impl<R: Recover> Reader<'_, R> {
         let after = self.remote.read(at, 1).await?[0];
         // It was read apart from the body.
         copy[LOCK] = lock.word();
-        Ok(RawRead { lock, whole: after == lock.word(), copy })
+        // Who owns a page writes it back without a lock: that shows in the checksum alone.
+        Ok(RawRead { lock, whole: after == lock.word() && page::is_whole(&copy), copy })
     }
 
     /// Accepts what was seen, or reads again until there is something to accept or a reason to stop.
@@ -121,8 +122,7 @@ impl<R: Recover> Reader<'_, R> {
                 }
                 LockState::Unlocked if seen.whole => return self.accept(at, class, seen),
                 LockState::Unlocked => {
-                    let is_provable = self.proof == Proof::Checksum;
-                    if is_provable && self.remote.is_known_corrupt(at, &seen.copy) {
+                    if self.remote.is_known_corrupt(at, &seen.copy) {
                         return Err(Error::PageCorrupt { page: at }.into());
                     }
                     self.remote.count(Count::TornRead);
@@ -137,7 +137,8 @@ impl<R: Recover> Reader<'_, R> {
                         (misfits, torn) = (0, Waited::default());
                     }
                     let is_over = self.remote.torn_wait().is_none_or(|wait| torn.is_over(again.lock, wait));
-                    if is_over && misfits + 1 >= MISFITS_MAX && is_provable {
+                    // One that fits was locked or changed behind the first look at its lock word.
+                    if is_over && misfits + 1 >= MISFITS_MAX && !page::is_whole(&again.copy) {
                         self.remote.note_corrupt(Misfit::of(at, &again.copy));
                         return Err(Error::PageCorrupt { page: at }.into());
                     }
