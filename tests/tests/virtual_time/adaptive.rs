@@ -265,6 +265,11 @@ enum Mixture {
 
 /// What operations over a cache cost by the counters, once it is warm. It holds a part of the inner pages.
 fn engine_cost(policies: Policies, held_ns: u64, load: Mixture) -> EngineCost {
+    engine_cost_of(SEED, policies, held_ns, load)
+}
+
+/// And of keys that this seed draws.
+fn engine_cost_of(seed: u64, policies: Policies, held_ns: u64, load: Mixture) -> EngineCost {
     const WARM_UP: u64 = 1800;
     let machines = Machines::start(100, held_ns);
     let worker = machines.worker();
@@ -276,7 +281,7 @@ fn engine_cost(policies: Policies, held_ns: u64, load: Mixture) -> EngineCost {
         let owned = cache.own(&worker, tree.structure().clone(), KeyRange::ALL).await.unwrap();
         let engine = Engine::new(owned, policies, EngineOptions::default()).unwrap();
         let mine = BTree::over(engine.clone());
-        let (popularity, mut rng) = (Popularity::new(KEYS_BEYOND_CACHE), StdRng::seed_from_u64(SEED));
+        let (popularity, mut rng) = (Popularity::new(KEYS_BEYOND_CACHE), StdRng::seed_from_u64(seed));
         let mut before = worker.counters();
         for number in 0..WARM_UP + OPERATIONS {
             if number == WARM_UP {
@@ -327,10 +332,14 @@ fn the_cost_aware_engine_costs_no_more_than_the_better_way() {
 /// that counts each use of them reads a page for three messages.
 #[test]
 fn pages_are_not_fetched_from_which_operations_are_shipped_all_the_same() {
-    let EngineCost { messages, round_trips, .. } = engine_cost(Policies::new(Cold), 0, Mixture::Skewed);
-    println!("{OPERATIONS} operations: {messages} messages, {round_trips} round trips");
+    // Which pages come to share a place of the sketch is chance: one draw has half or twice the round trips of another.
+    const DRAWS: u64 = 6;
+    let draws = (0..DRAWS).map(|draw| engine_cost_of(SEED + draw, Policies::new(Cold), 0, Mixture::Skewed));
+    let (messages, round_trips) = draws.fold((0, 0), |sum, cost| (sum.0 + cost.messages, sum.1 + cost.round_trips));
+    let operations = DRAWS * OPERATIONS;
+    println!("{operations} operations: {messages} messages, {round_trips} round trips");
     assert!(
-        messages < OPERATIONS * 2 / 3 && round_trips * 5 < messages,
+        messages < operations * 2 / 3 && round_trips * 5 < messages,
         "{messages} messages, {round_trips} round trips"
     );
 }
