@@ -300,7 +300,10 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let mut locked = Locked { pages: &pages, count: 1 };
         // A bypass page is for its users: the last of them may be leaving, with what we would change.
         let is_ours = page.is_bypass() || page.frame.state() != State::Bypass;
-        let is_here = page.frame.page() == Some(page.id) && page.frame.state() != State::BypassFreed && is_ours;
+        // It may have gone and come back, with other memory.
+        let is_same_body = std::ptr::eq(page.words, self.cache().arena.body(page.frame));
+        let is_same_page = page.frame.page() == Some(page.id) && is_same_body;
+        let is_here = is_same_page && page.frame.state() != State::BypassFreed && is_ours;
         if !is_here || !self.open(page) {
             self.unlock_unchanged(locked);
             return Err(if is_here { Conflict::Changed } else { page.conflict() }.into());

@@ -235,3 +235,51 @@ fn a_tree_of_the_largest_pages_works() {
     let model = (0..KEYS).map(|key| (key * 2 + u64::from(key % 997 == 0), key));
     assert!(test_bed.flushed().into_iter().eq(model));
 }
+
+/// A look at a page that went, whose block others had, and that came back into its frame with other memory.
+#[test]
+fn a_page_is_not_changed_where_it_was_before_its_block_changed_hands() {
+    let executor = Executor::alone(seed(9));
+    let world = std::sync::Arc::default();
+    let mut options = CacheOptions::new(64 << 10);
+    (options.admission, options.handles_max) = (Admission::Always, 4);
+    let cache = PageCache::new(TreeLayout, options).unwrap();
+    let handle = cache.handle(MapStore::new(&world, &executor), 5).unwrap();
+    let (large, small) = ((1..31, class(4096)), class(2048));
+    for page in large.0.clone() {
+        let image = crate::support::page::image(page, 0, 0, 0, &[], large.1.words());
+        let image = image.into_iter().enumerate().map(|(at, word)| if at < 4 { word } else { page }).collect();
+        lock(&world).pages.insert(page, image);
+    }
+    let came_back = executor.block_on(async move {
+        let mut came_back = 0;
+        for round in 0..under_miri(300, 4) {
+            let page = 1 + round % 8;
+            let id = PageId::new(page).unwrap();
+            let held = handle.load(id, large.1).await.unwrap();
+            // More pages of one size, and then of the other, than others leave room for.
+            for (class, count) in [(small, 16), (large.1, 8)] {
+                let mut reserved = Vec::new();
+                for other in 0..count {
+                    reserved.push(handle.reserve(PageId::new(1000 + other).unwrap(), class).await.unwrap());
+                }
+            }
+            if handle.contains(id) {
+                continue;
+            }
+            visit(&handle, 10..11 + round % 5, large.1, &cache).await;
+            let back = handle.load(id, large.1).await.unwrap();
+            let is_same_frame = held.bookmark().unwrap().0[0] == back.bookmark().unwrap().0[0];
+            let memory = |page: &farlink_cache::Page<'_, _, _>| page.peek(<[_]>::as_ptr);
+            came_back += u64::from(is_same_frame && memory(&held) != memory(&back));
+            let seen = handle.update(&held, |change| {
+                let seen = change.word(0, 9);
+                change.set(0, 10, page);
+                seen
+            });
+            assert_eq!(seen.unwrap_or(page), page, "words of another page were shown to be changed");
+        }
+        came_back
+    });
+    assert!(came_back > 0 || cfg!(miri), "no page came back into its frame with other memory");
+}
