@@ -1,5 +1,6 @@
 //! Copies that the store has newer ones of.
 
+use super::Locked;
 use crate::{
     error::{CacheError, PageError},
     frame::{Frame, NONE},
@@ -70,7 +71,12 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             frame.lock.unlock_unchanged();
             return None;
         }
-        if !is_meant(frame, self.cache().arena.body(frame)) {
+        let pages = [page];
+        // If the function panics, the lock is given back.
+        let mut locked = Locked { pages: &pages, count: 1 };
+        let is_meant = is_meant(frame, self.cache().arena.body(frame));
+        locked.count = 0;
+        if !is_meant {
             frame.lock.unlock_unchanged();
             return Some(false);
         }
@@ -79,7 +85,6 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             frame.lock.unlock_unchanged();
             return None;
         }
-        let pages = [page];
         let children: Vec<u32> = self.children_of(&pages).iter().map(|child| child.frame).collect();
         let detach = || children.iter().for_each(|&child| self.cache().frame(child).set_parent(NONE, 0));
         self.cache().detach(&children, detach);
