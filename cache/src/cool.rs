@@ -45,6 +45,7 @@ const TRIES_MAX: usize = 200;
 const BLOCKS_TRIED: usize = 32;
 
 /// What became of an attempt to cool a page.
+#[must_use]
 pub(crate) enum Cooling<B> {
     /// It cools.
     Done,

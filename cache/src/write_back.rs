@@ -15,6 +15,7 @@ use std::{
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::{
+    cool::Cooling,
     error::CacheError,
     fetch::yield_once,
     frame::State,
@@ -173,9 +174,11 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                 if let Some(version) = frame.lock.read()
                     && frame.page() == Some(page)
                 {
-                    // Dirty again: its next turn will come.
-                    if !frame.is_dirty() {
-                        self.cool(index, version);
+                    // Dirty again: its next turn will come, but for one that is so since we looked.
+                    if !frame.is_dirty()
+                        && let Cooling::Dirty(snapshot) = self.cool(index, version)
+                    {
+                        self.write_behind(vec![snapshot]);
                     }
                 }
             }
