@@ -60,6 +60,8 @@ type Bucket<V> = [Atomic<Entry<V>>; WAYS];
 pub struct ValueCache<V> {
     buckets: Box<[Bucket<V>]>,
     limit: usize,
+    /// What it uses while it is empty.
+    fixed: usize,
     used: AtomicUsize,
     frequency: Frequencies,
     collector: Collector,
@@ -102,10 +104,12 @@ impl<V: Clone + Send + Sync + 'static> ValueCache<V> {
     pub fn new(bytes: usize) -> Arc<Self> {
         let buckets = (bytes / BYTES_PER_PLACE / WAYS).max(1);
         let places = buckets * WAYS;
+        let fixed = buckets * size_of::<Bucket<V>>() + crate::frequency::sketch_counters(places);
         Arc::new(Self {
             buckets: (0..buckets).map(|_| std::array::from_fn(|_| Atomic::null())).collect(),
             limit: bytes,
-            used: AtomicUsize::new(buckets * size_of::<Bucket<V>>() + crate::frequency::sketch_counters(places)),
+            fixed,
+            used: AtomicUsize::new(fixed),
             frequency: Frequencies::new(places, HALVING_PERIOD * places as u64),
             collector: Collector::new(),
             hits: AtomicUsize::new(0),
@@ -161,12 +165,12 @@ impl<V: Clone + Send + Sync + 'static> ValueCache<V> {
     ) -> bool {
         let bytes = entry.bytes;
         self.used.fetch_add(bytes, Plain::Relaxed);
-        for _ in 0..VICTIMS_MAX {
+        for victims in 0.. {
             if self.used().saturating_sub(replaced) <= self.limit {
                 return true;
             }
             self.frequency.start();
-            if !self.make_room(entry.key, uses, random(), guard) {
+            if victims == VICTIMS_MAX || !self.make_room(entry.key, uses, random(), guard) {
                 break;
             }
         }
@@ -195,6 +199,10 @@ impl<V: Clone + Send + Sync + 'static> ValueCache<V> {
 
     fn put(&self, entry: Entry<V>, random: &mut impl FnMut() -> u64, guard: &Guard) -> bool {
         let (key, bytes) = (entry.key, entry.bytes);
+        // Nothing goes for what can never fit.
+        if bytes > self.limit.saturating_sub(self.fixed) {
+            return false;
+        }
         let (mut found, mut free, mut least) = (None, None, None);
         for place in self.bucket(key) {
             let old = place.load(Ordering::Acquire, guard);
@@ -302,7 +310,7 @@ impl<V: Clone + Send + Sync + 'static> ValueHandle<V> {
     /// # Panics
     /// If the key is 0 or uses its top bit.
     pub fn put(&self, key: u64, (version, age): (u64, u64), value: V, bytes: usize) -> bool {
-        let bytes = bytes + size_of::<Entry<V>>();
+        let bytes = bytes.saturating_add(size_of::<Entry<V>>());
         let entry = Entry { key: id(key), version, age, bytes, uses: AtomicU32::new(0), value };
         self.cache.put(entry, &mut || self.random(), &self.local.pin())
     }
@@ -393,6 +401,21 @@ mod tests {
         }
         assert!(!handle.put(7, (4, 0), value(7, 4), 20_000));
         assert_eq!(handle.get(7).unwrap().0, 3);
+    }
+
+    #[test]
+    fn what_can_never_fit_throws_nothing_out() {
+        let cache = ValueCache::new(16 << 10);
+        let handle = cache.handle(1);
+        for key in 1..=8 {
+            assert!(handle.put(key, (0, 0), value(key, 0), 500));
+        }
+        for bytes in [cache.limit(), cache.limit() + 1, usize::MAX] {
+            for _ in 0..20 {
+                assert!(!handle.put(99, (0, 0), value(99, 0), bytes), "{bytes}");
+            }
+        }
+        assert!((1..=8).all(|key| handle.get(key).is_some()));
     }
 
     #[test]
