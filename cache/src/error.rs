@@ -58,9 +58,9 @@ pub enum Misuse {
         page: PageId,
     },
     /// A change has put a swizzled link where the layout names none, so that it would be written as it is, or one that stood
-    /// in none of the pages of the change. (A link that was left where it stood, past a smaller count, is unswizzled.)
+    /// in none of the pages of the change, or that stays where it was as well. (A link that was left where it stood, past a smaller count, is unswizzled.)
     #[error(
-        "the change puts a swizzled link into word {word} of {page}, where the layout names none, or from elsewhere"
+        "the change puts a swizzled link into word {word} of {page}, where the layout names none, or from elsewhere, or a second time"
     )]
     UnnamedLink {
         /// The page.

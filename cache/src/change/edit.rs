@@ -59,7 +59,8 @@ impl Change<'_> {
         self.bodies[page][index].load(Ordering::Relaxed)
     }
 
-    /// Sets a word of `page`. A link is set to the id of a page, or to a link word that stood in a page of this change.
+    /// Sets a word of `page`. A link is set to the id of a page, or to a link word that stood in a page of this change and
+    /// is set to something else there, if the layout still names it.
     pub fn set(&mut self, page: usize, index: usize, word: u64) {
         self.fill(page, index, &[word]);
     }

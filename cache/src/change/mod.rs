@@ -484,6 +484,22 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             }
         }
         left.sort_unstable();
+        // One swizzled link leads to a page: it is moved, not copied.
+        let swizzled = slots.iter().filter_map(|&(at, slot)| {
+            let word = change.bodies[at][slot].load(Ordering::Relaxed);
+            matches!(cache.salt.link(word), Link::Frame { .. }).then_some((word, at, slot))
+        });
+        let mut swizzled: Vec<_> = swizzled.collect();
+        swizzled.sort_unstable();
+        let mut free: Vec<u64> = moved.iter().map(|&number| children[number].link).collect();
+        free.sort_unstable();
+        let mut free = free.into_iter().peekable();
+        for (word, at, slot) in swizzled {
+            while free.next_if(|&link| link < word).is_some() {}
+            if free.next_if_eq(&word).is_none() {
+                return Err(Misuse::UnnamedLink { page: place(at).1, word: slot });
+            }
+        }
         for &Overwritten { page, index, .. } in change.overwritten.iter().filter(|_| is_news) {
             let (at, index) = (page as usize, index as usize);
             // Data may be anything, but not what a link is at this moment.

@@ -126,7 +126,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             if !is_older(change.words(0)) {
                 return;
             }
-            let links = swizzled(change.words(0));
+            let mut links = swizzled(change.words(0));
             for (index, &word) in image.iter().enumerate().take(change.count(0)) {
                 change.set(0, index, word);
             }
@@ -137,7 +137,9 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                     // The store is corrupt: as a null link it leads nobody into a frame.
                     again.push((slot, 0));
                 }
-                again.extend(links.iter().find(|&&(child, _)| child == word).map(|&(_, link)| (slot, link)));
+                // A page that is named twice keeps one swizzled link.
+                let at = links.iter().position(|&(child, _)| child == word);
+                again.extend(at.map(|at| (slot, links.swap_remove(at).1)));
             }
             again.into_iter().for_each(|(slot, link)| change.set(0, slot, link));
         })
