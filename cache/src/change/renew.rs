@@ -2,7 +2,7 @@
 
 use super::Locked;
 use crate::{
-    error::{CacheError, PageError},
+    error::{CacheError, Misuse, PageError},
     frame::{Frame, NONE},
     handle::{CacheHandle, Page},
     id::{Link, PageId, SizeClass, is_swizzled},
@@ -96,7 +96,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// Waits for other writers of the page; does not suspend.
     ///
     /// # Errors
-    /// [`Conflict`](crate::Conflict) if the page is no longer here; [`Misuse::OtherCache`](crate::Misuse::OtherCache).
+    /// [`Conflict`](crate::Conflict) if the page is no longer here; [`Misuse::OtherCache`](crate::Misuse::OtherCache);
+    /// [`Misuse::BufferSize`](crate::Misuse::BufferSize).
     pub fn refresh<'a>(&'a self, page: &Page<'a, S, L>, image: &[u64]) -> Result<(), PageError> {
         self.refresh_if(page, image, |_| true)
     }
@@ -122,6 +123,9 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             }
             links
         };
+        if self.is_ours(page) && image.len() != page.words.len() {
+            return Err(Misuse::BufferSize { got: image.len(), words: page.words.len() }.into());
+        }
         self.alter_as(page, false, |change| {
             if !is_older(change.words(0)) {
                 return;

@@ -1,8 +1,11 @@
 //! What a caller does wrong is refused with an error that says so, and harms nobody; and looks that are over say why.
 
 use std::{
+    future::{Future, poll_fn},
     panic::{AssertUnwindSafe, catch_unwind},
+    pin::pin,
     sync::{Arc, atomic::AtomicU64, atomic::Ordering::Relaxed},
+    task::Poll,
 };
 
 use crate::support::{
@@ -285,8 +288,82 @@ fn a_snapshot_is_what_the_store_would_have() {
         assert!(words(&path[0]).iter().any(|&word| is_swizzled(word)));
         let refused = tree.handle.snapshot(&path[0], &mut [0; 31]);
         assert_eq!(refused, Err(PageError::Misuse(Misuse::BufferSize { got: 31, words: 32 })));
+        for length in [31, 33] {
+            let refused = tree.handle.refresh(&path[0], &vec![0; length]);
+            assert_eq!(refused, Err(PageError::Misuse(Misuse::BufferSize { got: length, words: 32 })));
+        }
         tree.update(100, |_| 7).await.unwrap();
         let over = tree.handle.snapshot(path.last().unwrap(), &mut [0; 32]);
         assert_eq!(over, Err(PageError::Conflict(Conflict::Changed)));
+    });
+}
+
+#[test]
+fn a_panic_while_a_page_is_judged_harms_nobody() {
+    for admission in [Admission::Always, Admission::Probability { leaf: 0.0, inner: 1.0 }] {
+        let test_bed = TestBed::new((0..KEYS).map(|key| (key * 2, key)), class(256), small(256, admission), seed(6));
+        test_bed.run(|tree| async move {
+            let held = tree.path(100).await.unwrap().pop().unwrap();
+            let mut judged = pin!(tree.handle.invalidate_if(held.id(), tree.class, |_| panic!("on purpose")));
+            let has_panicked = poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| judged.as_mut().poll(cx))) {
+                Ok(polled) => polled.map(|_| false),
+                Err(_) => Poll::Ready(true),
+            });
+            assert!(has_panicked.await);
+            assert_ne!(held.read(|_| ()), Err(Conflict::Changed), "the page is locked");
+            drop(held);
+            assert_eq!(tree.update(100, |_| 1).await.unwrap(), Some(50));
+        });
+        assert_eq!(test_bed.flushed()[&100], 1);
+    }
+}
+
+#[test]
+fn a_swizzled_link_is_moved_and_not_copied() {
+    let test_bed = test_bed();
+    test_bed.run(|tree| async move {
+        let slots = |change: &Change<'_>| {
+            let at = View(change.words(0)).child(100);
+            (value_at(at), value_at(if at == 0 { 1 } else { 0 }))
+        };
+        refuse(&tree, "within a page", |change| {
+            let (from, to) = slots(change);
+            change.set(0, to, change.word(0, from));
+        })
+        .await;
+        // Out of a page that stays as it is.
+        let path = tree.path(100).await.unwrap();
+        let (root, above) = (&path[0], &path[path.len() - 2]);
+        let before = words(above);
+        let refused = tree.handle.change(&[root, above], Vec::new(), |change| {
+            change.set(1, value_at(0), change.word(0, value_at(View(change.words(0)).child(100))));
+        });
+        assert!(matches!(refused, Err(PageError::Misuse(Misuse::UnnamedLink { .. }))), "{refused:?}");
+        assert_eq!(words(above), before);
+    });
+    assert!(test_bed.flushed().into_iter().eq((0..KEYS).map(|key| (key * 2, key))), "nothing is lost");
+}
+
+#[test]
+fn an_image_that_names_a_page_twice_has_one_link_swizzled() {
+    let test_bed = test_bed();
+    test_bed.run(|tree| async move {
+        let path = tree.path(100).await.unwrap();
+        let (above, leaf) = (&path[path.len() - 2], path.last().unwrap().id());
+        let at = above.read(|words| View(words).child(100)).unwrap();
+        let mut image = tree.handle.store().world().pages[&above.id().get()].clone();
+        let slots = [value_at(at), value_at(if at == 0 { 1 } else { 0 })];
+        image[slots[1]] = image[slots[0]];
+        tree.handle.refresh(above, &image).unwrap();
+        let anchor = tree.handle.anchor(above.id(), tree.class).await.unwrap();
+        for key in (0..KEYS).step_by(7).filter(|&key| key > KEYS / 2) {
+            tree.get(key * 2).await.unwrap();
+        }
+        assert!(!tree.handle.contains(leaf), "the cache is too small to keep it");
+        for slot in slots {
+            let above = tree.handle.enter(&anchor).unwrap();
+            let followed = tree.handle.follow(&above, words(&above)[slot], tree.class).await;
+            assert_eq!(followed.unwrap().id(), leaf);
+        }
     });
 }
