@@ -35,7 +35,7 @@ pub enum Admission {
 #[non_exhaustive]
 pub struct CacheOptions {
     /// All the memory that the cache may use, in bytes: pages, frames, table, cooling map and sketch. 64 KiB (more with many
-    /// handles) to 64 GiB. Pages beyond 4 KiB take a cache of at least 1 MiB.
+    /// handles) to 64 GiB less 2 MiB. Pages beyond 4 KiB take a cache of at least 1 MiB.
     pub bytes: usize,
     /// The usual size of a page, in bytes: decides how large the bookkeeping is made. Pages of other sizes share the memory.
     /// Default 1024; a power of two from 64 to 65536.
