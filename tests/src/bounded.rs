@@ -87,7 +87,7 @@ pub fn run<T: 'static>(worker: &Worker, bound: Bound, future: impl Future<Output
 /// to be done.
 const SLOWER_MAX: u32 = 5;
 /// And if it has not: it gets no core, or it sleeps.
-const SLOWEST_MAX: u32 = 25;
+const SLOWEST_MAX: u32 = 10;
 
 /// How often a watchdog looks.
 const LOOKS_EVERY: Duration = Duration::from_secs(1);
