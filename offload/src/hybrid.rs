@@ -56,9 +56,8 @@ impl InVain {
         if *count < IN_VAIN_MAX {
             return true;
         }
-        // Wraps to where nothing is known.
-        *count = count.wrapping_add(1);
-        (*count - IN_VAIN_MAX.min(*count)) % ASKS_EVERY == 0
+        *count = count.checked_add(1).unwrap_or(IN_VAIN_MAX);
+        (*count - IN_VAIN_MAX).is_multiple_of(ASKS_EVERY)
     }
 
     /// One has asked in vain.

@@ -88,6 +88,33 @@ fn a_get_is_one_exchange_and_one_read() {
 }
 
 /// Inner pages are on the server of the root, leaves on all. What splits a leaf begins anew, one-sided, without another message.
+/// How many are under way at a time says nothing of whether asking pays.
+#[test]
+fn many_gets_at_a_time_all_ask() {
+    const AT_A_TIME: u64 = 64;
+    const ROUNDS: u64 = 4;
+    over::<Tree, _>(FAST, async |worker, map, _| {
+        let model: BTreeMap<u64, u64> = (0..2000).map(|key| (key, key)).collect();
+        for (&key, &value) in &model {
+            map.insert(key, value).await?;
+        }
+        map.get(0).await?;
+        let before = worker.counters();
+        for round in 0..ROUNDS {
+            let get = |task| {
+                let (map, key) = (map.clone(), (round * AT_A_TIME + task) * 7 % 2000);
+                worker.spawn(async move { map.get(key).await.unwrap() })
+            };
+            let gets: Vec<_> = (0..AT_A_TIME).map(get).collect();
+            for get in gets {
+                assert!(get.await.is_some());
+            }
+        }
+        assert_eq!(worker.counters().two_sided - before.two_sided, ROUNDS * AT_A_TIME);
+        Ok(model)
+    });
+}
+
 #[test]
 fn leaves_are_everywhere_and_the_inner_levels_in_one_place() {
     over::<Tree, _>(FAST, async |worker, map, fleet| {
