@@ -243,6 +243,13 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         None
     }
 
+    /// Cools a page that was clean a moment ago, or writes it: another write of it may have failed since.
+    pub(crate) fn cool_or_write(&self, index: u32, version: Version) {
+        if let Cooling::Dirty(snapshot) = self.cool(index, version) {
+            self.write_behind(vec![snapshot]);
+        }
+    }
+
     /// Cools a page that is as it was at `version`.
     pub(crate) fn cool(&self, index: u32, version: Version) -> Cooling<S::Buffer> {
         let cache = self.cache();

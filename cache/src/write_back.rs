@@ -15,7 +15,6 @@ use std::{
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::{
-    cool::Cooling,
     error::CacheError,
     fetch::yield_once,
     frame::State,
@@ -174,11 +173,9 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                 if let Some(version) = frame.lock.read()
                     && frame.page() == Some(page)
                 {
-                    // Dirty again: its next turn will come, but for one that is so since we looked.
-                    if !frame.is_dirty()
-                        && let Cooling::Dirty(snapshot) = self.cool(index, version)
-                    {
-                        self.write_behind(vec![snapshot]);
+                    // Dirty again: its next turn will come.
+                    if !frame.is_dirty() {
+                        self.cool_or_write(index, version);
                     }
                 }
             }

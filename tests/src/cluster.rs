@@ -60,7 +60,7 @@ pub fn patient(seed: u64) -> ComputeOptions {
     ComputeOptions { seed, answer_wait: PATIENCE, ..ComputeOptions::default() }
 }
 
-/// Joins a cluster as a [patient](patient) compute server whose maintenance is a thread of its own. A fabric that now and then refuses memory
+/// Joins a cluster as a [patient] compute server whose maintenance is a thread of its own. A fabric that now and then refuses memory
 /// is asked again.
 ///
 /// # Errors
@@ -118,7 +118,7 @@ fn is_passing(error: &Error) -> bool {
     )
 }
 
-/// Joins a cluster as a [patient](patient) compute server whose maintenance is up to the test.
+/// Joins a cluster as a [patient] compute server whose maintenance is up to the test.
 ///
 /// # Errors
 /// As [`ComputeServer::join`].
