@@ -151,13 +151,15 @@ impl Run<'_> {
         Ok(report)
     }
 
-    /// What a structure says of itself, which is sound unless others change it meanwhile: then nobody can tell.
+    /// What a structure says of itself, which is sound. Beside others, whose changes it may have met, the run goes on, and the check has
+    /// failed all the same.
     fn sound(&self, beside: &mut Beside, reporter: &mut Reporter<impl Write>) -> anyhow::Result<Report> {
         let report = self.report(beside)?;
         let Some(problem) = cluster_view::problem(&report) else { return Ok(report) };
         let name = &self.plan.name;
         ensure!(!beside.others.is_empty(), "`{name}` is broken: {problem}");
-        reporter.note(&format!("check: {problem}; {}", others::likely_cause(name, &beside.others)))?;
+        let row = cluster_view::check_row(self.known.name(), name, &report);
+        reporter.check(&self.explained(row, beside))?;
         Ok(report)
     }
 }

@@ -410,7 +410,7 @@ impl<S: Subject> DataOf<S> {
                 let loaded = worker.block_on(S::require_loaded(&all, &self.0));
                 if !others.is_empty() {
                     let who = others::name(&others);
-                    return Ok(Ok(loaded.map_err(|_| anyhow!(others::loads_or_changes(&plan.name, &who)))?));
+                    return Ok(Ok(loaded.with_context(|| others::loads_or_changes(&plan.name, &who))?));
                 }
                 loaded.with_context(|| format!("the structure `{}`", plan.name))?;
             }
