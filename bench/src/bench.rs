@@ -60,7 +60,7 @@ impl Run<'_> {
         protocol::tell(&mut processes, start)?;
         beside.ours = protocol::await_joined(&mut processes, READY_LIMIT)?;
         if plan.is_connected() && plan.load != Load::Found {
-            let is_empty = self.report(&mut beside)?.entries == 0;
+            let is_empty = self.report(&mut beside)?.0.entries == 0;
             ensure!(is_empty, "`{}` was loaded by somebody else just now; run this again", plan.name);
         }
         for phase in &phases {
@@ -125,14 +125,14 @@ impl Run<'_> {
         }
         drop(progress);
         reporter.check(&own_check)?;
-        let checks = totals.checks(entries).into_iter().map(|check| self.explained(check, &beside));
-        checks.chain(samples.row).try_for_each(|check| reporter.check(&check))?;
+        let mut checks = totals.checks(entries).into_iter().chain(samples.row);
+        checks.try_for_each(|check| reporter.check(&self.explained(check, &beside)))?;
         Ok(())
     }
 
     /// The last check of the structure, and its entries.
     pub(crate) fn final_check(&self, beside: &mut Beside) -> anyhow::Result<(CheckRow, u64)> {
-        let report = self.report(beside).context("the final check")?;
+        let (report, _) = self.report(beside).context("the final check")?;
         let row = cluster_view::check_row(self.known.name(), &self.plan.name, &report);
         Ok((self.explained(row, beside), report.entries))
     }
@@ -145,19 +145,21 @@ impl Run<'_> {
         }
     }
 
-    fn report(&self, beside: &mut Beside) -> anyhow::Result<Report> {
+    /// What a structure says of itself, and who else could change it meanwhile.
+    fn report(&self, beside: &mut Beside) -> anyhow::Result<(Report, Incarnations)> {
         let (report, living) = program::check_beside(self.known, self.cluster, &self.plan.parts)?;
-        beside.others.extend(living.difference(&beside.ours));
-        Ok(report)
+        let others = &living - &beside.ours;
+        beside.others.extend(&others);
+        Ok((report, others))
     }
 
     /// What a structure says of itself, which is sound. Beside others, whose changes it may have met, the run goes on, and the check has
     /// failed all the same.
     fn sound(&self, beside: &mut Beside, reporter: &mut Reporter<impl Write>) -> anyhow::Result<Report> {
-        let report = self.report(beside)?;
+        let (report, others) = self.report(beside)?;
         let Some(problem) = cluster_view::problem(&report) else { return Ok(report) };
         let name = &self.plan.name;
-        ensure!(!beside.others.is_empty(), "`{name}` is broken: {problem}");
+        ensure!(!others.is_empty(), "`{name}` is broken: {problem}");
         let row = cluster_view::check_row(self.known.name(), name, &report);
         reporter.check(&self.explained(row, beside))?;
         Ok(report)

@@ -32,7 +32,7 @@ pub(crate) fn name(others: &Incarnations) -> String {
 pub(crate) fn likely_cause(name: &str, others: &Incarnations) -> String {
     match others.is_empty() {
         true => format!("if others changed `{name}` meanwhile, that may be why"),
-        false => format!("{} changed `{name}` meanwhile, too, which may be why", self::name(others)),
+        false => format!("{} may have changed `{name}` meanwhile, too, which may be why", self::name(others)),
     }
 }
 

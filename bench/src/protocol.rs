@@ -174,7 +174,7 @@ fn gather(
     while answers.iter().any(Option::is_none) {
         if signals::stopped().is_some() {
             stop_all(children);
-            bail!("what was under way is finished");
+            bail!("its processes were told to end");
         }
         for index in 0..children.len() {
             if answers[index].is_none() {

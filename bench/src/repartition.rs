@@ -79,9 +79,19 @@ pub(crate) fn repartition<S: Subject>(
         from: Some(from.incarnation()),
         uses: Ok(uses),
     });
+    let moved = moved.collect();
     if problem.is_some() {
-        return Ok(Repartitioned { moved: moved.collect(), problem, ..Repartitioned::default() });
+        return Ok(Repartitioned { moved, problem, ..Repartitioned::default() });
     }
+    // What has moved is told, whatever fails behind it.
+    Ok(match map_of::<S>(worker, structure) {
+        Ok(map) => Repartitioned { moved, ..map },
+        Err(problem) => Repartitioned { moved, problem: Some(problem), ..Repartitioned::default() },
+    })
+}
+
+/// Who owns what now.
+fn map_of<S: Subject>(worker: &Worker, structure: &Structure) -> anyhow::Result<Repartitioned> {
     let map = worker.block_on(ownership::read(worker, structure))?;
     let mut rows = Vec::new();
     let mut unowned = vec![S::Region::everything()];
@@ -95,7 +105,7 @@ pub(crate) fn repartition<S: Subject>(
         unowned.clear();
     }
     let unowned = unowned.iter().map(S::show_region).collect();
-    Ok(Repartitioned { moved: moved.collect(), map: rows, unowned, epoch: map.epoch, problem })
+    Ok(Repartitioned { map: rows, unowned, epoch: map.epoch, ..Repartitioned::default() })
 }
 
 /// Uses of a region's cached leaves, as its owner says, or why it does not.

@@ -1,4 +1,4 @@
-//! What a signal that ends the program does in a bench or a figure.
+//! What a signal that ends the program does in a bench or a chaos run.
 //!
 //! Usually it ends at once: children end with it, and folders that it has made are removed first. While other processes have
 //! work in hand that must not be cut off ([`waiting`]), whoever waits for them sees [`stopped`], and has them finish.

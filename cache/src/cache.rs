@@ -216,7 +216,7 @@ impl<L: Layout> PageCache<L> {
         self.options.excludes_subtrees
     }
 
-    /// How many pages are cached.
+    /// How many pages are cached, on their way from the store, or excluded.
     pub fn len(&self) -> usize {
         self.table.frames().len()
     }

@@ -16,7 +16,7 @@ pub struct LevelCounters {
     pub hits: u64,
     /// Pages read from the store.
     pub misses: u64,
-    /// Waits for a page that somebody else was reading from the store already.
+    /// Waits for a page that somebody else was reading from the store already, or had excluded.
     pub shared_fetches: u64,
     /// Cooling pages that were touched and stay.
     pub rescues: u64,

@@ -2,7 +2,7 @@
 
 use crate::{error::OptionsError, frame_lock::WAITERS_MAX, id::SizeClass};
 
-/// Which pages get in. A cache that is not full admits all, but for those that [`Admission::Probability`] gives none.
+/// Which pages get in. Until a cache has been full once, it admits all, but for those that [`Admission::Probability`] gives none.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Admission {
     /// All.

@@ -265,7 +265,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     }
 
     /// Calls a function with each page that is cached: its id, its size, and its words, which may be of different moments. Pages that
-    /// come or go meanwhile may be left out.
+    /// come or go meanwhile may be left out, and the words may be those of the page that came.
     pub fn for_each_page(&self, mut f: impl FnMut(PageId, SizeClass, &[AtomicU64])) {
         let cache = self.cache();
         for index in cache.frame_numbers() {

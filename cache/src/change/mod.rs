@@ -109,7 +109,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
 
     /// Changes pages, and adds new ones: all of it, if none of `pages` has changed since it was looked up, or nothing. They
     /// are dirty from then on. Does not suspend, and waits for nobody. `pages` stay current for whoever made the change; all
-    /// other looks at them are over.
+    /// other looks at them are over. `f` must not call the cache: it would wait for its own locks.
     ///
     /// # Errors
     /// [`Conflict`] if one of them has changed or moved, is being changed, is on its way to the store or now sent there for a
@@ -261,7 +261,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     }
 
     /// Changes one page as it is now, whether or not it has changed since it was looked up: `f` looks again at what it
-    /// relies on. Waits in a queue behind other writers of the page; does not suspend. `f` must not free the page.
+    /// relies on. Waits in a queue behind other writers of the page; does not suspend. `f` must not free the page,
+    /// nor call the cache.
     ///
     /// # Errors
     /// [`Conflict`] if the page is no longer here: begin anew. `f` was not called. [`Misuse`] as in [`CacheHandle::change`].

@@ -131,6 +131,25 @@ impl Drop for Server {
     }
 }
 
+/// Two memory servers, in files of their own.
+struct Cluster {
+    _servers: [Server; 2],
+    // After those whose files it has.
+    folder: tempfile::TempDir,
+}
+
+impl Cluster {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let servers = [0, 1].map(|number| Server::start(&folder.path().join("cluster"), number));
+        Self { _servers: servers, folder }
+    }
+
+    fn at(&self) -> String {
+        self.folder.path().join("cluster").to_str().unwrap().to_owned()
+    }
+}
+
 /// The numbers of a process's children.
 fn children_of(process: u32) -> Vec<u32> {
     let children = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap_or_default();

@@ -8,31 +8,15 @@ use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
 use serde_json::Value;
 
-use crate::{PROGRAM, Said, Server, children_of, farlink};
-
-struct Cluster {
-    _servers: [Server; 2],
-    // After those whose files it has.
-    folder: tempfile::TempDir,
-}
+use crate::{Cluster, PROGRAM, Said, Server, children_of, farlink};
 
 impl Cluster {
-    fn start() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let servers = [0, 1].map(|number| Server::start(&folder.path().join("cluster"), number));
-        Self { _servers: servers, folder }
-    }
-
-    fn at(&self) -> String {
-        self.folder.path().join("cluster").to_str().unwrap().to_owned()
-    }
-
     fn repartition(&self, args: &[&str]) -> Said {
         farlink(&[&["repartition", "--connect", &self.at(), "--json"], args].concat())
     }
 
     /// A bench of so many processes, once each of them owns something; and they as owners.
-    fn bench(&self, processes: usize, options: &[&str]) -> (Child, BTreeSet<u64>) {
+    fn bench_of_owners(&self, processes: usize, options: &[&str]) -> (Child, BTreeSet<u64>) {
         let mut bench = Command::new(PROGRAM)
             .args(["bench", "--connect", &self.at(), "--keys", "20000", "--cache", "256KiB", "--in-flight", "4"])
             .args(["--access", "cached", "--workers", "1", "--mix", "insert-intensive", "--distribution", "uniform"])
@@ -63,7 +47,7 @@ fn owners(rows: &[Value]) -> BTreeSet<u64> {
 #[test]
 fn regions_move_while_a_bench_runs() {
     let cluster = Cluster::start();
-    let (bench, all) = cluster.bench(3, &["--ops", "20000"]);
+    let (bench, all) = cluster.bench_of_owners(3, &["--ops", "20000"]);
     let gone = all.first().unwrap().to_string();
     let rows = cluster.repartition(&["--away-from", &gone]).must_hold().json();
     assert_eq!(owners(&rows), all.iter().copied().skip(1).collect());
@@ -94,7 +78,7 @@ fn regions_move_while_a_bench_runs() {
 #[test]
 fn an_owner_that_takes_no_requests_is_shown_as_such() {
     let cluster = Cluster::start();
-    let (bench, owner) = cluster.bench(1, &["--seconds", "2"]);
+    let (bench, owner) = cluster.bench_of_owners(1, &["--seconds", "2"]);
     let map = farlink(&["repartition", "--connect", &cluster.at()]).must_hold().out;
     Said::from(bench.wait_with_output().unwrap()).must_hold();
     let owner = owner.first().unwrap();
@@ -106,7 +90,7 @@ fn an_owner_that_takes_no_requests_is_shown_as_such() {
 fn moves_before_an_error_are_told() {
     let cluster = Cluster::start();
     // All operations are the first process's: the other one would take its region at the first of them about it.
-    let (bench, owners) = cluster.bench(2, &["--ops", "1", "--mix", &["c"; 1000].join(",")]);
+    let (bench, owners) = cluster.bench_of_owners(2, &["--ops", "1", "--mix", &["c"; 1000].join(",")]);
     let bench = Server(bench);
     let processes = children_of(bench.0.id());
     // It would end as soon as one of its processes has.
@@ -131,7 +115,7 @@ fn moves_before_an_error_are_told() {
 #[test]
 fn an_owner_that_is_stopped_is_named_to_who_would_move_its_regions() {
     let cluster = Cluster::start();
-    let (bench, all) = cluster.bench(2, &["--seconds", "10"]);
+    let (bench, all) = cluster.bench_of_owners(2, &["--seconds", "10"]);
     let (first, last) = (all.first().unwrap().to_string(), all.last().unwrap());
     let id = bench.id();
     let processes = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap();

@@ -5,8 +5,8 @@
 //! the reply that was kept. Replies are kept until the worker acknowledges them, which every request does along the way; if
 //! they become too many words, those that were sent already are dropped, the oldest first, and a repeat is told so.
 //!
-//! A worker that has given up a request acknowledges it though it may still run. Those are counted: while there are [`WINDOW`] of
-//! them, nothing more is taken from their worker. So whatever it acknowledges, twice as many run for it at most.
+//! A worker whose connections have failed acknowledges requests though they may still run. Those are counted: while there are [`WINDOW`]
+//! of them, nothing more is taken from their worker. So whatever it acknowledges, twice as many run for a session at most.
 //!
 //! A reply with pieces is not kept once it is sent, or its connection is lost: its place is open again, and a repeat of its request is
 //! carried out again. Only requests that change nothing are answered so.

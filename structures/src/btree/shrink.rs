@@ -90,8 +90,13 @@ async fn clean_up_level<A: Access<Plugin = Tree>>(
     let plan = parent.read(|words| {
         let node = Node(words);
         let index = node.child_for(key).filter(|&index| access.leads_to(node.child(index), &page))?;
-        let has_right = neighbour == Neighbour::Right && index + 1 < node.count();
-        let left = if has_right { Some(index) } else { index.checked_sub(1) };
+        let is_last = index + 1 == node.count();
+        let left = match neighbour {
+            Neighbour::Right if !is_last => Some(index),
+            // Under the last link the left one was the right one's stand-in, and has been refused.
+            Neighbour::Left if is_last => None,
+            _ => index.checked_sub(1),
+        };
         let pair = left.map(|left| (left, left == index, node.child(left + usize::from(left == index))));
         (node.side(key) == Side::Here).then(|| (pair, node.count()))
     })?;

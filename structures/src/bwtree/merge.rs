@@ -4,7 +4,7 @@
 //!
 //! 1. The page above: an entry's page *is being merged*. From now on nothing else is done there, so the entry stays, and is not
 //!    the first one. (The OpenBw-Tree blocks the page above too, with a delta that others have to wait for.)
-//! 2. The page: *removed*. Nothing is changed there any more.
+//! 2. The page: *removed*. Nothing is changed there any more. (A long chain gets a new base before, so that chains do not add up.)
 //! 3. The page to its left, which is the one whose right link leads to it: what the page held *belongs here*.
 //! 4. The number of the page is given up.
 //! 5. The page above: the entry is *gone*, and with it the mark of step 1.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use farlink_offload::{
-    CacheOptions, ComputeCache, Engine, EngineOptions, Hybrid, Policies, Remote,
+    CacheOptions, Cached, ComputeCache, Engine, EngineOptions, Hybrid, Policies, Remote,
     policy::{Always, Never},
     ship::{Registry, ShipServer},
 };
@@ -11,10 +11,10 @@ use farlink_runtime::{
     access::Access,
     compute::{ComputeOptions, ComputeServer},
     fabric::mem::MemOptions,
-    one_sided::Proof,
+    one_sided::{OneSided, Proof},
     server,
     structure::{PlacementPolicy, StructurePlacement},
-    worker::Counters,
+    worker::{Counters, Worker},
 };
 use farlink_structures::rtree::{Entry, Query, RTree, RTreeOptions, Rect, Tree};
 use farlink_tests::{backend::FabricProfile, cluster, fleet::Fleet};
@@ -221,6 +221,17 @@ fn subtrees_are_searched_by_their_memory_servers() {
     });
 }
 
+/// The owner of a tree who has memory servers do what they can.
+async fn sending(worker: &Worker, made: &RTree<OneSided<Tree>, 2>) -> (Cached<Tree>, Engine<Tree>) {
+    let mut options = CacheOptions::new(1 << 20);
+    options.excludes_subtrees = true;
+    let cache = ComputeCache::<Tree>::new(options).unwrap();
+    let structure = made.access().context().structure.clone();
+    let owned = cache.own(worker, structure, Rect::EVERYTHING.into()).await.unwrap();
+    let engine = Engine::new(owned.clone(), Policies::new(Always), EngineOptions::default()).unwrap();
+    (owned, engine)
+}
+
 /// A leaf that has come to have few entries is condensed, wherever they were removed.
 #[test]
 fn what_memory_servers_remove_leaves_no_empty_pages() {
@@ -235,12 +246,7 @@ fn what_memory_servers_remove_leaves_no_empty_pages() {
         let made = RTree::create(&worker, "spread", options).await.unwrap();
         let model: Vec<Entry> = (0..4000).map(|number| (within_unit_square(&mut rng, 1e-3), number)).collect();
         made.bulk_load(model.iter().copied(), 0.9).await.unwrap();
-        let mut options = CacheOptions::new(1 << 20);
-        options.excludes_subtrees = true;
-        let cache = ComputeCache::<Tree>::new(options).unwrap();
-        let structure = made.access().context().structure.clone();
-        let owned = cache.own(&worker, structure, Rect::EVERYTHING.into()).await.unwrap();
-        let engine = Engine::new(owned.clone(), Policies::new(Always), EngineOptions::default()).unwrap();
+        let (owned, engine) = sending(&worker, &made).await;
         let tree = RTree::<_, 2>::over(engine.clone());
         for (rect, payload) in model {
             assert!(tree.delete(rect, payload).await.unwrap());
@@ -267,12 +273,7 @@ fn no_update_is_sent_in_vain() {
         let made = RTree::create(&worker, "spread", options).await.unwrap();
         let model: Vec<Entry> = (0..4000).map(|number| (within_unit_square(&mut rng, 1e-3), number)).collect();
         made.bulk_load(model.iter().copied(), 0.5).await.unwrap();
-        let mut options = CacheOptions::new(1 << 20);
-        options.excludes_subtrees = true;
-        let cache = ComputeCache::<Tree>::new(options).unwrap();
-        let structure = made.access().context().structure.clone();
-        let owned = cache.own(&worker, structure, Rect::EVERYTHING.into()).await.unwrap();
-        let engine = Engine::new(owned.clone(), Policies::new(Always), EngineOptions::default()).unwrap();
+        let (owned, engine) = sending(&worker, &made).await;
         let tree = RTree::<_, 2>::over(engine.clone());
         for (number, &(rect, payload)) in model.iter().take(500).enumerate() {
             assert!(tree.update(rect, payload, model[3999 - number].0).await.unwrap());
