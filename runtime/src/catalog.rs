@@ -400,6 +400,11 @@ pub async fn create_with<P: Plugin>(
         return Err(Error::BadOption { option: "page-bytes", why });
     }
     let StructurePlacement { root, policy } = placement;
+    let servers = worker.compute().geometry.len();
+    if let Some(root) = root.filter(|root| root.index() >= servers) {
+        let why = format!("memory server {}; there are {servers}, numbered from 0", root.index());
+        return Err(Error::BadOption { option: "root", why });
+    }
     let at = root.map_or(Placement::RoundRobin, Placement::Server);
     let (worker, name) = (worker.clone(), name.to_owned());
     // A task, so that nothing is left behind between the steps.

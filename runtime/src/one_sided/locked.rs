@@ -66,7 +66,7 @@ pub(super) async fn lock(worker: Handle, pages: Vec<PageCopy>) -> Result<Option<
 }
 
 impl LockedPages {
-    /// Ends the change: `after` for each page, in their order, and new pages with their words, which are complete before anything
+    /// Ends the change: `after` for each page, in their order, of which those without one are kept; and new pages with their words, which are complete before anything
     /// leads to them. To be run as a task that nobody cuts off.
     ///
     /// # Errors
@@ -74,6 +74,7 @@ impl LockedPages {
     pub async fn finish(mut self, after: Vec<After>, new: Vec<(NewPage, Buffer)>) -> Result<(), Error> {
         let (worker, _held) = (self.worker.clone(), self.held.take());
         let (mut changed, mut kept) = (Vec::new(), Vec::new());
+        let after = after.into_iter().chain(std::iter::repeat(After::Kept));
         for (mut page, after) in std::mem::take(&mut self.pages).into_iter().zip(after) {
             match after {
                 After::Kept => {

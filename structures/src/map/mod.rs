@@ -59,7 +59,7 @@ pub trait OrderedMap: Plugin<Region = KeyRange> {
     /// Removes a key; its value.
     async fn remove<A: Access<Plugin = Self>>(access: &A, from: Start, key: u64) -> Result<Option<u64>, Interrupt>;
 
-    /// A part of a range that is not empty: at least an entry, or what is left of the range is less.
+    /// A part of a range that is not empty, with a limit of 1 or more: at least an entry, or what is left of the range is less.
     async fn scan<A: Access<Plugin = Self>>(access: &A, from: Start, scan: &Scan<Self>) -> Result<ScanPart, Interrupt>;
 
     /// The greatest key up to `key` at which its keys can be cut into ranges to own: where a page of level 0 begins.
@@ -67,7 +67,7 @@ pub trait OrderedMap: Plugin<Region = KeyRange> {
         Ok(key)
     }
 
-    /// Counts about as many entries of a range as it says; the count, and the key from which the rest continues, if there is a rest.
+    /// Counts about as many entries of a range that is not empty as it says, 1 or more; the count, and the key from which the rest continues, if there is a rest.
     async fn count<A: Access<Plugin = Self>>(
         access: &A,
         from: Start,
@@ -275,8 +275,14 @@ pub struct Range<'a, S, A> {
 }
 
 impl<S: OrderedMap, A: Run<Plugin = S>> Range<'_, S, A> {
-    /// From the greatest key to the least. To be called before the first entry is asked for.
+    /// What is left of it from the greatest key to the least.
     pub fn descending(mut self) -> Self {
+        if let (false, Some(&(low, _)), Some(&(last, _))) = (self.descending, self.fetched.front(), self.fetched.back())
+        {
+            // Fetched in the other order.
+            self.rest = Some((low, self.rest.map_or(last, |(_, high)| high)));
+            self.fetched.clear();
+        }
         self.descending = true;
         self
     }

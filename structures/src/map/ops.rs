@@ -104,7 +104,7 @@ pub struct Scan<S> {
     pub low: u64,
     /// The greatest key of the range; none if it is less than `low`.
     pub high: u64,
-    /// How many entries to return, at most.
+    /// How many entries to return, at most. With 0 there is no rest either.
     pub limit: u64,
     /// From `high` downwards.
     pub descending: bool,
@@ -121,6 +121,17 @@ pub struct ScanPart {
     pub rest: Option<u64>,
     /// From high keys to low ones.
     pub descending: bool,
+}
+
+impl ScanPart {
+    /// At most so many entries; what is left out is in the rest.
+    fn cut(&mut self, limit: u64) {
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        if let Some(&(key, _)) = self.entries.get(limit) {
+            self.rest = Some(key);
+            self.entries.truncate(limit);
+        }
+    }
 }
 
 /// What is known of both: the entries up to where the first of them ends.
@@ -228,24 +239,31 @@ impl<S: OrderedMap> Operation for Scan<S> {
     /// Of ranges the first is asked, then the next two at once, the next four, and so on, each for what is missing then. So more parts
     /// are asked for something than in vain, because those before them had enough. Parts by hash are asked all at once.
     async fn route<D: Shards<Plugin = S>>(&self, parts: &D) -> Result<ScanPart, Error> {
-        let Some(about) = in_order(parts, &self.scope(), self.descending) else {
-            return route_to_all(self, parts).await;
-        };
         let mut answer = ScanPart { entries: Vec::new(), rest: None, descending: self.descending };
+        if self.limit == 0 {
+            return Ok(answer);
+        }
+        let Some(about) = in_order(parts, &self.scope(), self.descending) else {
+            // Each answers up to the limit.
+            answer = route_to_all(self, parts).await?;
+            answer.cut(self.limit);
+            return Ok(answer);
+        };
         let (mut asked, mut at_once) = (0, 1);
         while asked < about.len() {
             let missing = Self { limit: self.limit - answer.entries.len() as u64, ..*self };
             let batch = &about[asked..about.len().min(asked + at_once)];
             let answers = join_all(batch.iter().map(|&(part, _)| parts.on(part, &missing))).await;
             for (&(_, start), part) in batch.iter().zip(answers) {
-                let part = part?;
+                let mut part = part?;
                 let room = self.limit.saturating_sub(answer.entries.len() as u64);
                 if room == 0 {
                     answer.rest = start;
                     return Ok(answer);
                 }
-                answer.rest = part.entries.get(room as usize).map(|&(key, _)| key).or(part.rest);
-                answer.entries.extend(part.entries.into_iter().take(room as usize));
+                part.cut(room);
+                answer.rest = part.rest;
+                answer.entries.extend(part.entries);
                 if answer.rest.is_some() {
                     return Ok(answer);
                 }
@@ -282,7 +300,10 @@ impl<S: OrderedMap> Operation for Count<S> {
     }
 
     async fn run<A: Access<Plugin = S>>(&self, access: &A, from: Start) -> Result<(u64, Option<u64>), Interrupt> {
-        S::count(access, from, self).await
+        if self.low > self.high {
+            return Ok((0, None));
+        }
+        S::count(access, from, &Self { limit: self.limit.max(1), ..*self }).await
     }
 
     async fn route<D: Shards<Plugin = S>>(&self, parts: &D) -> Result<(u64, Option<u64>), Error> {
@@ -292,7 +313,7 @@ impl<S: OrderedMap> Operation for Count<S> {
             let (count, rest) = parts.on(part, self).await?;
             return Ok((count, rest.or(about.get(1).and_then(|&(_, start)| start))));
         }
-        let limit = limit.min(ANSWER_ENTRIES_MAX);
+        let limit = limit.clamp(1, ANSWER_ENTRIES_MAX);
         let all = Scan { low, high, limit, descending: false, of }.route(parts).await?;
         Ok((all.entries.len() as u64, all.rest))
     }

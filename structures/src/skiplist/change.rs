@@ -115,19 +115,25 @@ impl<'a, A: Access<Plugin = List>> Found<'a, A> {
     }
 }
 
-/// Puts another level on top, if there are fewer: what the root holds goes into a new page below it.
+/// Has the root reach a level, if it is lower: what it holds goes into a new page, with a head on it for each level between.
 pub(super) async fn raise_root<A: Access<Plugin = List>>(access: &A, level: u8) -> Result<(), Interrupt> {
     let Place { page, node } = Place::open(access, Start::Anew).await?;
-    if node.level >= level {
+    let (at, lowest) = (page.at(), node.level);
+    let (mut pages, mut heads, mut head) = (Pages::new(), Vec::new(), node);
+    let root = pages.add(page);
+    for level in lowest..level {
+        let new = access.allocate(CLASS, access.context().structure.placement(level, at)).await?;
+        let below = new.link().word();
+        heads.push((pages.add_new(new), head));
+        head = Node { level: level + 1, below, ..Node::EMPTY };
+    }
+    if heads.is_empty() {
         // Others were first.
         return Ok(());
     }
-    let new = access.allocate(CLASS, access.context().structure.placement(node.level, page.at())).await?;
-    let (link, mut pages) = (new.link().word(), Pages::new());
-    let (root, new) = (pages.add(page), pages.add_new(new));
     let raise = |pages: &mut A::PagesMut<'_>| {
-        node.write(pages, new);
-        Node { level: node.level.saturating_add(1), below: link, ..Node::EMPTY }.write(pages, root);
+        heads.into_iter().for_each(|(new, head)| head.write(pages, new));
+        head.write(pages, root);
     };
     access.change(pages, raise).await.map(drop)
 }
