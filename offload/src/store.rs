@@ -179,6 +179,8 @@ impl std::fmt::Debug for ReadObserver {
     }
 }
 
+/// So often a page that is to be written waits for others to make room in the log, where there is no memory.
+const WAITS_MAX: u32 = 64;
 /// So often without a page read in between, and a cache counts as too small for what is in flight.
 const NO_ROOM_MAX: u32 = 10_000;
 
@@ -310,6 +312,35 @@ impl<P: Plugin> RemoteStore<P> {
         Ok(copy)
     }
 
+    /// Writes pages whose images are in the log.
+    async fn write_recorded(&self, log: &Log, pages: Vec<(PageId, Buffer)>, results: &mut Vec<Result<(), Interrupt>>) {
+        let worker = &self.context().worker;
+        let post = |(page, mut image): (PageId, Buffer)| {
+            self.require_tenure()?;
+            let Some((at, _)) = link_of(page).remote() else {
+                return Err(Error::BadPointer { word: page.get(), why: "it is no page".into() }.into());
+            };
+            // The lock word of a shared page may be somebody else's.
+            if self.overlap(&*image) != Overlap::Inside {
+                return Err(Error::SharedPage { page: at }.into());
+            }
+            let version = version_of(&image);
+            // Private pages: nobody holds or takes a remote lock, and a reader's checksum tells an unfinished write.
+            image[CHECKSUM] = page::checksum(&image, version);
+            Ok((link_of(page), version, worker.write_private(at, image)))
+        };
+        let posted: Vec<Result<_, Interrupt>> = pages.into_iter().map(post).collect();
+        for posted in posted {
+            results.push(match posted {
+                Ok((page, version, posted)) => {
+                    let written = posted.await.map_err(Interrupt::from);
+                    written.map(|()| log.is_written(page, version))
+                }
+                Err(refused) => Err(refused),
+            });
+        }
+    }
+
     /// Where a page lies in what is owned here.
     pub(crate) fn overlap(&self, words: &(impl farlink_runtime::words::Words + ?Sized)) -> Overlap {
         let Some(regions) = self.regions() else { return Overlap::Inside };
@@ -362,52 +393,50 @@ impl<P: Plugin> Store for RemoteStore<P> {
         while pages.iter().any(|&(page, _)| self.known().unlocking.contains(link_of(page))) {
             worker.yield_now().await;
         }
-        // All pages in the log before the first in its place.
-        let recorded = async {
-            let mut last = 0;
-            for (page, image) in &pages {
-                let version = LockWord::from_word(image[LOCK]).version();
-                last = last.max(loop {
-                    match log.record_image(link_of(*page), version, image) {
-                        Ok(batch) => break batch,
-                        Err(first) => self.arrival(first).await?,
+        // Each page in the log before it is in its place; as many at a time as there is room for, which those that are written make.
+        let (mut results, mut waits) = (Vec::with_capacity(pages.len()), 0);
+        let mut left = pages.into_iter().peekable();
+        while left.peek().is_some() {
+            let (mut recorded, mut last, mut blocked) = (Vec::new(), 0, None);
+            while let Some((page, image)) = left.peek() {
+                match log.record_image(link_of(*page), version_of(image), image) {
+                    Ok(batch) => {
+                        last = last.max(batch);
+                        recorded.extend(left.next());
                     }
-                });
-            }
-            self.arrival(last).await
-        };
-        if let Err(error) = recorded.await {
-            let why = match &error {
-                Error::NotRecorded { why } => why.clone(),
-                error => error.to_string(),
-            };
-            let others = pages.iter().skip(1).map(|_| Err(Error::NotRecorded { why: why.clone() }.into()));
-            return std::iter::once(Err(error.into())).chain(others).collect();
-        }
-        let post = |(page, mut image): (PageId, Buffer)| {
-            self.require_tenure()?;
-            let Some((at, _)) = link_of(page).remote() else {
-                return Err(Error::BadPointer { word: page.get(), why: "it is no page".into() }.into());
-            };
-            // The lock word of a shared page may be somebody else's.
-            if self.overlap(&*image) != Overlap::Inside {
-                return Err(Error::SharedPage { page: at }.into());
-            }
-            let version = LockWord::from_word(image[LOCK]).version();
-            // Private pages: nobody holds or takes a remote lock, and a reader's checksum tells an unfinished write.
-            image[CHECKSUM] = page::checksum(&image, version);
-            Ok((link_of(page), version, worker.write_private(at, image)))
-        };
-        let posted: Vec<Result<_, Interrupt>> = pages.into_iter().map(post).collect();
-        let mut results = Vec::with_capacity(posted.len());
-        for posted in posted {
-            results.push(match posted {
-                Ok((page, version, posted)) => {
-                    let written = posted.await.map_err(Interrupt::from);
-                    written.map(|()| log.is_written(page, version))
+                    Err(first) => {
+                        if recorded.is_empty() {
+                            blocked = Some((first, image.len()));
+                        }
+                        break;
+                    }
                 }
-                Err(refused) => Err(refused),
-            });
+            }
+            let outcome = match blocked {
+                None => self.arrival(last).await,
+                Some((Some(first), _)) => self.arrival(first).await,
+                Some((None, words)) => match log.make_image_room(worker, words).await {
+                    // Pages that are being written give theirs back.
+                    Err(Error::OutOfMemory { .. }) if waits < WAITS_MAX => {
+                        worker.back_off(waits).await;
+                        waits += 1;
+                        Ok(())
+                    }
+                    made => made,
+                },
+            };
+            if let Err(error) = outcome {
+                let why = match &error {
+                    Error::NotRecorded { why } => why.clone(),
+                    error => error.to_string(),
+                };
+                let others = recorded.into_iter().chain(left).skip(1);
+                let others = others.map(|_| Err(Error::NotRecorded { why: why.clone() }.into()));
+                results.push(Err(error.into()));
+                results.extend(others);
+                break;
+            }
+            self.write_recorded(log, recorded, &mut results).await;
         }
         results
     }
@@ -452,6 +481,10 @@ impl<P: Plugin> Store for RemoteStore<P> {
     fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         drop(self.context().worker.spawn_to_end(task));
     }
+}
+
+fn version_of(image: &[u64]) -> u64 {
+    LockWord::from_word(image[LOCK]).version()
 }
 
 /// A page is cached under its link.

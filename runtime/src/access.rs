@@ -202,6 +202,16 @@ pub trait FastPath: Sized {
         None
     }
 
+    /// Waits until what was changed so far lasts, by others, too. Whoever runs an operation that may change something does so once that has its
+    /// answer, which may rest on what others have just changed; who changes pages outside of operations, once it is done. Nothing to wait for
+    /// where a change lasts at once.
+    ///
+    /// # Errors
+    /// If it does not last. It may be there all the same.
+    fn settle(&self) -> impl Future<Output = Result<(), Error>> {
+        std::future::ready(Ok(()))
+    }
+
     /// One attempt that keeps copies of all pages it reads, for an operation that goes back to more pages than the cache keeps in
     /// their places. `None`: pages of this access stay as they are anyway.
     async fn run_holding<O: Operation<Plugin = Self::Plugin>>(

@@ -104,7 +104,7 @@ pub async fn execute<A: Access, O: Operation<Plugin = A::Plugin>>(
     let mut restarts = Restarts::from_root(access.context().structure.root);
     loop {
         let interrupt = match operation.run(access, from).await {
-            Ok(output) => return Ok(output),
+            Ok(output) => return settled(access, operation, output).await,
             Err(interrupt) => interrupt,
         };
         from = restarts.start_after(&interrupt);
@@ -114,13 +114,29 @@ pub async fn execute<A: Access, O: Operation<Plugin = A::Plugin>>(
             && let Some(outcome) = hold(access, operation).await
         {
             let interrupt = match outcome {
-                Ok(output) => return Ok(output),
+                Ok(output) => return settled(access, operation, output).await,
                 Err(interrupt) => interrupt,
             };
             from = restarts.start_after(&interrupt);
             restarts.back_off(&access.context().worker, interrupt).await?;
         }
     }
+}
+
+/// The answer of an operation that was done here, once it lasts.
+///
+/// # Errors
+/// As [`settle`](crate::access::FastPath::settle).
+#[inline]
+pub async fn settled<A: Access, O: Operation<Plugin = A::Plugin>>(
+    access: &A,
+    _operation: &O,
+    output: O::Output,
+) -> Result<O::Output, Error> {
+    if !O::READS_ONLY {
+        access.settle().await?;
+    }
+    Ok(output)
 }
 
 /// What [`hold`] answers: nothing where holding copies makes no difference.

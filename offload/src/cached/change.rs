@@ -1,11 +1,17 @@
 //! A change through the cache.
 
-use farlink_runtime::{chunk_classes, redo::RING_CLASS, write_ahead::Log};
+use farlink_runtime::{
+    chunk_classes,
+    redo::RING_CLASS,
+    write_ahead::{Admitted, Log},
+};
 
 use super::*;
 
-/// How often the older half of a log is written back for a change, where memory is full. Others record more meanwhile.
-const SHORTENED_MAX: usize = 16;
+/// How often the older half of a log is written back in vain for a change, where memory is full.
+const SHORTENED_MAX: u32 = 16;
+/// The same while others are admitted, whose changes end, unless nobody polls them.
+const WAITS_MAX: u32 = 10_000;
 
 impl<P: Plugin> Cached<P> {
     /// [`Access::change`], which is called with many functions, and is long: compiled once.
@@ -23,32 +29,40 @@ impl<P: Plugin> Cached<P> {
             // Rare, and long.
             Box::pin(self.require_pages(&old)).await?;
         }
+        let mut _admitted = None;
         if let Some(log) = self.cache.store().log()
-            && !log.has_room()
+            && ((self.cache.store().records_all() || old.len() + new.len() > 1) || !log.has_room())
         {
             let links = old.iter().map(|(page, _)| page.link()).chain(new.iter().map(NewPage::link));
             let words = links.filter_map(|link| Some(link.remote()?.1.words())).sum();
-            Box::pin(self.make_room(log, words)).await?;
+            _admitted = log.try_admit(words);
+            if _admitted.is_none() {
+                _admitted = Some(Box::pin(self.make_room(log, words)).await?);
+            }
         }
-        // Until all of it is done: also by tasks that go on when this is dropped.
-        let passage = self.cache.store().begin_change()?;
+        // Until all of it is done, also by tasks that go on when this is dropped; but not while this waits for others, since whoever gives up what is
+        // owned waits for it, and this may not be polled again.
+        let mut passage = self.cache.store().begin_change()?;
         let structure = self.context().structure.id;
         if let ([(page, Role::Current)], true) = (&*old, new.is_empty())
             && self.overlap_of(page)? == Overlap::Inside
             && let Some((page, _)) = old.pop()
         {
             if page.level() > 0 {
+                drop(passage);
                 self.until_unlocked(std::iter::once(page.link())).await;
+                passage = self.cache.store().begin_change()?;
+                self.require_inside(&page)?;
             }
             let altered = self.cache.update(&page.0, |change| {
                 let mut pages = CachedPages::open(change, structure, [Role::Current].into_iter(), &[]);
                 f(&mut pages);
                 pages.close(change, |_, words| self.overlap(words) == Overlap::Inside);
             });
+            drop(passage);
             altered.map_err(|error| self.refused(error, page.at()))?;
             if self.cache.store().records_all() {
                 self.tend_log();
-                self.until_recorded().await?;
             }
             return Ok(Pages::after([Some(page)]));
         }
@@ -66,11 +80,14 @@ impl<P: Plugin> Cached<P> {
             let old = old.into_iter().zip(overlaps).map(|((page, role), overlap)| (page, role, overlap)).collect();
             return Box::pin(self.change_shared(old, new, f, passage)).await;
         }
+        drop(passage);
         self.until_unlocked(old.iter().map(|(page, _)| page).filter(|page| page.level() > 0).map(PageRef::link)).await;
         let mut reserved = Vec::with_capacity(new.len());
         for page in &new {
             reserved.push(self.reserve(page).await?);
         }
+        passage = self.cache.store().begin_change()?;
+        old.iter().try_for_each(|(page, _)| self.require_inside(page))?;
         let held: SmallVec<[_; 4]> = old.iter().map(|(page, _)| &page.0).collect();
         let mut begun: SmallVec<[Link; 2]> = SmallVec::new();
         let changed = self.cache.change(&held, reserved, |change| {
@@ -122,7 +139,6 @@ impl<P: Plugin> Cached<P> {
             drop(self.worker().spawn_to_end(task));
         }
         self.tend_log();
-        self.until_recorded().await?;
         Ok(Pages::after(after))
     }
 
@@ -138,32 +154,37 @@ impl<P: Plugin> Cached<P> {
         Ok(())
     }
 
-    /// Where all changes are recorded, waits until the latest is.
-    async fn until_recorded(&self) -> Result<(), Interrupt> {
-        let store = self.cache.store();
-        if !store.records_all() {
-            return Ok(());
+    /// That a page still lies inside of what is owned, of which a part may have been given up.
+    fn require_inside(&self, page: &CachedPage<'_, P>) -> Result<(), Interrupt> {
+        match self.overlap_of(page)? {
+            Overlap::Inside => Ok(()),
+            _ => Err(Interrupt::conflict()),
         }
-        Ok(store.arrival(store.latest_batch()).await?)
     }
 
     /// Has the log admit a change. Where memory is full, writes back pages that its oldest records are about, or waits for who does.
     #[cold]
-    async fn make_room(&self, log: &Log, words: usize) -> Result<(), Interrupt> {
-        let (mut attempt, mut shortened) = (0, 0);
-        while !log.admit(self.worker(), words).await? {
+    async fn make_room(&self, log: &Log, words: usize) -> Result<Admitted, Interrupt> {
+        let (mut attempt, mut in_vain) = (0, 0);
+        loop {
+            if let Some(admitted) = log.admit(self.worker(), words).await? {
+                return Ok(admitted);
+            }
             self.cache.store().require_tenure()?;
             match log.shorten() {
-                Some(_) if shortened == SHORTENED_MAX => return Err(Error::OutOfMemory { class: RING_CLASS }.into()),
+                Some(_) if in_vain >= if log.has_admitted() { WAITS_MAX } else { SHORTENED_MAX } => {
+                    return Err(Error::OutOfMemory { class: RING_CLASS }.into());
+                }
                 Some(shortening) => {
-                    let (cache, log, worker) = (self.cache.clone(), log.clone(), self.worker().clone());
+                    let oldest = log.oldest_batch();
+                    let (cache, shortened, worker) = (self.cache.clone(), log.clone(), self.worker().clone());
                     let writing = async move {
-                        if log.make_reserve(&worker).await.is_ok() {
+                        if shortened.make_reserve(&worker).await.is_ok() {
                             return;
                         }
                         // One at a time: there is room for few images.
                         let is_written = |page: &Link| !cache.store().known().unlocking.contains(*page);
-                        for page in log.oldest_pages().into_iter().filter(is_written) {
+                        for page in shortened.oldest_pages().into_iter().filter(is_written) {
                             if let Err(error) = cache.flush_each([page_id(page)]).await {
                                 tracing::debug!(%error, "a page in an owner's log was not written back");
                             }
@@ -171,7 +192,13 @@ impl<P: Plugin> Cached<P> {
                         drop(shortening);
                     };
                     self.worker().spawn_to_end(writing).await;
-                    shortened += 1;
+                    if log.oldest_batch() != oldest {
+                        // Others may have had what it made.
+                        in_vain = 0;
+                        continue;
+                    }
+                    self.worker().back_off(in_vain).await;
+                    in_vain += 1;
                 }
                 None => {
                     self.worker().back_off(attempt).await;
@@ -179,7 +206,6 @@ impl<P: Plugin> Cached<P> {
                 }
             }
         }
-        Ok(())
     }
 
     /// After a change of several pages: has the log written if much is pending, and pages that its oldest records are about.

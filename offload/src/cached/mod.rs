@@ -269,10 +269,15 @@ impl<P: Plugin> Cached<P> {
         let Some(log) = self.cache.store().log() else { return Ok(()) };
         let Some(shut) = self.shut().await else { return Ok(()) };
         self.flush().await?;
-        log.wipe(worker).await?;
-        let given_up = ownership::give_up(worker, structure, log.tenure()).await;
-        drop(shut);
-        given_up
+        let (handle, of, log) = (worker.clone(), structure.clone(), log.clone());
+        // To its end: nothing is recorded any more in a log that is wiped.
+        let giving_up = async move {
+            log.wipe(&handle).await?;
+            let given_up = ownership::give_up(&handle, &of, log.tenure()).await;
+            drop(shut);
+            given_up
+        };
+        worker.spawn_to_end(giving_up).await
     }
 
     /// The page where an operation begins, if it is cached.
@@ -494,6 +499,14 @@ impl<P: Plugin> FastPath for Cached<P> {
 
     fn resume_at(&self, page: &CachedPage<'_, P>) -> Start {
         page.0.bookmark().map_or(Start::Root, |bookmark| Start::Resume(bookmark.0))
+    }
+
+    async fn settle(&self) -> Result<(), Error> {
+        let store = self.cache.store();
+        match store.log() {
+            Some(log) if store.records_all() => store.arrival(log.latest()).await,
+            _ => Ok(()),
+        }
     }
 
     async fn run_holding<O: Operation<Plugin = P>>(&self, operation: &O) -> Option<Result<O::Output, Interrupt>> {

@@ -33,12 +33,12 @@ use crate::store::{Regions, identity};
 const DROPPED_AT_ONCE: usize = 32;
 
 /// A gate that is shut; open again when this is dropped, unless what is behind it was given up.
-pub(super) struct Shut<'a> {
-    gate: &'a Gate,
-    log: &'a Log,
+pub(super) struct Shut {
+    gate: Arc<Gate>,
+    log: Log,
 }
 
-impl Drop for Shut<'_> {
+impl Drop for Shut {
     fn drop(&mut self) {
         if self.log.tenure().is_valid() {
             self.gate.open();
@@ -83,7 +83,7 @@ impl Drop for Moving {
 
 impl<P: Plugin> Cached<P> {
     /// Shuts the gate, and waits until changes that have begun are done. `None` if what is behind it was given up meanwhile.
-    pub(super) async fn shut(&self) -> Option<Shut<'_>> {
+    pub(super) async fn shut(&self) -> Option<Shut> {
         let (gate, log) = (&self.cache.store().known().gate, self.cache.store().log()?);
         let mut attempt = 0;
         while !gate.shut() {
@@ -94,7 +94,7 @@ impl<P: Plugin> Cached<P> {
             self.worker().back_off(attempt).await;
             attempt += 1;
         }
-        let shut = Shut { gate, log };
+        let shut = Shut { gate: Arc::clone(gate), log: log.clone() };
         while !gate.is_empty() {
             self.worker().back_off(attempt).await;
             attempt += 1;

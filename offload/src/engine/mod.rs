@@ -24,7 +24,7 @@ use farlink_runtime::{
     error::Error,
     fencing,
     messaging::Error as MessagingError,
-    operation::{Code, Restarts, Run, hold},
+    operation::{Code, Restarts, Run, hold, settled},
     ptr::ServerId,
 };
 
@@ -167,7 +167,7 @@ impl<P: Plugin> Engine<P> {
             let interrupt = match outcome {
                 Ok(output) => {
                     attempt.unshipped().into_iter().for_each(|miss| self.0.chooser.done_here::<O>(miss));
-                    return Ok(output);
+                    return settled(&self.0.cached, operation, output).await;
                 }
                 Err(interrupt) => interrupt,
             };

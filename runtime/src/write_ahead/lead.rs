@@ -19,7 +19,9 @@ impl<'a> Taken<'a> {
         let batch = state.next;
         state.next += 1;
         let spare = std::mem::take(&mut state.spare);
-        Self { log, batch, pending: std::mem::replace(&mut state.pending, spare) }
+        let pending = std::mem::replace(&mut state.pending, spare);
+        log.0.unplaced.store(pending.words as u64, Ordering::Relaxed);
+        Self { log, batch, pending }
     }
 }
 

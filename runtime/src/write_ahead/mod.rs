@@ -68,7 +68,7 @@ use smallvec::SmallVec;
 pub use self::arrivals::{Group, Line};
 pub use self::{
     arrivals::Arrivals,
-    reserve::{Reserve, Shortening},
+    reserve::{Admitted, Reserve, Shortening},
 };
 use self::{
     lead::{Lead, Taken},
@@ -119,8 +119,12 @@ struct Inner {
     failures: AtomicU64,
     /// Whether there may be [chores](Log::chores).
     has_chores: AtomicU64,
-    /// Whether a change has to be [admitted](Log::admit).
+    /// Whether there may be no memory for more segments.
     is_tight: AtomicU64,
+    /// Words of changes that are [admitted](Log::admit), and not recorded.
+    admitted: AtomicU64,
+    /// Words of the batch on its way, until it has a place. Changed with the state or the room locked.
+    unplaced: AtomicU64,
     /// Who waits. Who leads it writes.
     line: Line,
     state: Mutex<State>,
@@ -231,7 +235,7 @@ impl Log {
         let bytes = (bytes as u64).min(memory / MEMORY_SHARE) as usize;
         let segments_max = SEGMENTS.max(bytes / RING_CLASS.bytes());
         let life = Life { number, compute };
-        let [arrived, failures, has_chores, is_tight] = [0, 0, 0, 1].map(AtomicU64::new);
+        let [arrived, failures, has_chores, is_tight, admitted, unplaced] = [0, 0, 0, 1, 0, 0].map(AtomicU64::new);
         let mut room = Room::default();
         std::mem::take(&mut reserve.segments).into_iter().for_each(|segment| room.space.add(segment));
         let (line, state, room) = (Line::default(), Mutex::new(state), Mutex::new(room));
@@ -244,6 +248,8 @@ impl Log {
             failures,
             has_chores,
             is_tight,
+            admitted,
+            unplaced,
             line,
             state,
             room,
@@ -277,12 +283,18 @@ impl Log {
         state.next
     }
 
+    /// The batch with the latest of all records.
+    pub fn latest(&self) -> u64 {
+        let state = self.state();
+        if state.pending.records.is_empty() { state.next - 1 } else { state.next }
+    }
+
     /// Adds the image of a page that is about to be written back, unless it is recorded as it is; the number of the batch in which it
-    /// will be. If there is much to write already, nothing is added: the batch that has to [arrive](Self::arrival) first.
+    /// will be. Nothing is added if there is much to write already, or no room beside what is admitted.
     ///
     /// # Errors
-    /// That batch.
-    pub fn record_image(&self, page: Link, version: u64, image: &[u64]) -> Result<u64, u64> {
+    /// The batch that has to [arrive](Self::arrival) first; `None` if nothing is pending: then there has to be [room](Self::make_image_room).
+    pub fn record_image(&self, page: Link, version: u64, image: &[u64]) -> Result<u64, Option<u64>> {
         let mut state = self.state();
         if state.pending.last(page).is_some_and(|last| last.version == version && last.what.is_whole()) {
             return Ok(state.next);
@@ -295,9 +307,10 @@ impl Log {
             room.space.empty_count()
         };
         let words = state.pending.words + image.len();
-        let fits = words <= RESERVED_WORDS && (self.has_room() || words <= empty * SHARE_WORDS_MAX);
-        if !fits && state.pending.words > 0 {
-            return Err(state.next);
+        let fits = (words <= RESERVED_WORDS || state.pending.words == 0)
+            && (self.has_room() || image.len() + self.expected_words(&state) <= empty * SHARE_WORDS_MAX);
+        if !fits {
+            return Err((state.pending.words > 0).then_some(state.next));
         }
         state.pending.add(PageRecord { page, version, is_shared: false, what: Recorded::Image(image.into()) });
         Ok(state.next)
@@ -373,6 +386,7 @@ impl Log {
     fn put_back(&self, pending: Pending, why: Failure) {
         let state = &mut *self.state();
         state.failure = Some(why);
+        self.0.unplaced.store(0, Ordering::Relaxed);
         self.0.failures.fetch_add(1, Ordering::Release);
         let later = std::mem::replace(&mut state.pending, pending);
         later.records.into_iter().for_each(|record| state.pending.add(record));
@@ -387,6 +401,7 @@ impl Log {
             // Only who writes takes any; but the log may have been turned over.
             if space.empty_count() >= space.needed_for(words) {
                 let places = space.take(batch, words, held(records));
+                self.0.unplaced.store(0, Ordering::Relaxed);
                 if space.in_use() > self.0.segments_max {
                     self.0.has_chores.store(1, Ordering::Relaxed);
                 }
@@ -447,6 +462,11 @@ impl Log {
         self.room().space.oldest()
     }
 
+    /// The oldest batch that is not done with.
+    pub fn oldest_batch(&self) -> Option<u64> {
+        self.room().space.oldest_batch()
+    }
+
     /// Makes the log say nothing: once all pages are written back, and nobody changes anything any more. Pages that are being freed
     /// are freed by those who do it.
     ///
@@ -492,21 +512,23 @@ impl Log {
         loop {
             // What was left by one that has failed.
             self.wipe_past(worker, &write_back).await?;
-            let last = {
-                let state = self.state();
-                if state.pending.records.is_empty() { state.next - 1 } else { state.next }
-            };
-            self.arrival(worker, last).await?;
+            self.arrival(worker, self.latest()).await?;
             // None of those that there are: what they said before is still in them.
-            let mut reserve = Reserve::make(worker).await?;
-            let room = &mut *self.room();
-            if room.past.segments() == 0 {
+            let count = self.reserve_count(&self.state());
+            let mut reserve = Reserve::of(worker, count).await?;
+            let (state, room) = (self.state(), &mut *self.room());
+            if room.past.segments() == 0 && self.reserve_count(&state) <= reserve.segments.len() {
                 room.past = std::mem::take(&mut room.space);
                 std::mem::take(&mut reserve.segments).into_iter().for_each(|segment| room.space.add(segment));
                 break;
             }
         }
         self.wipe_past(worker, &write_back).await
+    }
+
+    /// How many segments are kept empty, for images, what is pending and what is admitted.
+    fn reserve_count(&self, state: &State) -> usize {
+        RESERVE + self.expected_words(state).div_ceil(SHARE_WORDS_MAX)
     }
 
     async fn wipe_past(

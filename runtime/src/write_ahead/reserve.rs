@@ -1,6 +1,6 @@
 //! What a log keeps empty, and who may change anything where memory is full.
 
-use super::Log;
+use super::{Log, State};
 use crate::{
     error::Error,
     ptr::RemotePtr,
@@ -14,39 +14,110 @@ pub(super) const RESERVE: usize = 16;
 /// So much of it is for what is written back; and at most so much is pending when somebody adds to it.
 pub(super) const RESERVED_WORDS: usize = RESERVE / 2 * SHARE_WORDS_MAX;
 
+/// While there is memory, so many words are admitted without a look at what is empty.
+const ADMITTED_WORDS: u64 = RESERVED_WORDS as u64 / 2;
+
+/// Room for what an admitted change records: until that is recorded, and this dropped.
+#[derive(Debug)]
+#[must_use = "others have the room once it is dropped"]
+pub struct Admitted {
+    log: Log,
+    words: u64,
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.log.0.admitted.fetch_sub(self.words, Ordering::Relaxed);
+    }
+}
+
 impl Log {
-    /// Whether a change may be made without being [admitted](Self::admit).
+    /// Whether there was memory for as many segments as are kept empty.
     #[inline]
     pub fn has_room(&self) -> bool {
         self.0.is_tight.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether there is room for what a change records, up to so many words, so that it may be made. Waits for what is pending if that is much. If there is no
-    /// room, somebody should [shorten](Self::shorten) the log.
-    ///
-    /// What is admitted and not recorded yet is not counted; half of the segments is left for that and for images. Where more splits than that wait
-    /// for room in the cache at once, batches are not written before there is memory.
+    /// Adds to what is admitted: this and all that is.
+    fn hold(&self, words: usize) -> (Admitted, u64) {
+        let words = words as u64;
+        let before = self.0.admitted.fetch_add(words, Ordering::Relaxed);
+        (Admitted { log: self.clone(), words }, before + words)
+    }
+
+    /// Whether changes are admitted that are not recorded.
+    pub fn has_admitted(&self) -> bool {
+        self.0.admitted.load(Ordering::Relaxed) > 0
+    }
+
+    /// Words that there has to be room for: what is admitted, pending, or on its way without a place.
+    pub(super) fn expected_words(&self, state: &State) -> usize {
+        let [admitted, unplaced] = [&self.0.admitted, &self.0.unplaced].map(|words| words.load(Ordering::Relaxed));
+        (admitted + unplaced) as usize + state.pending.words
+    }
+
+    /// [`Self::admit`] for those who do not want to wait; `None` says nothing.
+    #[inline]
+    pub fn try_admit(&self, words: usize) -> Option<Admitted> {
+        let (admitted, all) = self.hold(words);
+        (self.has_room() && all <= ADMITTED_WORDS).then_some(admitted)
+    }
+
+    /// Admits a change that records up to so many words: there is room for that, for what others have pending or are admitted for, and for
+    /// images. Makes segments for it; waits for what is pending if that is much. `None` if there is no memory for more: then somebody should
+    /// [shorten](Self::shorten) the log.
     ///
     /// # Errors
     /// As [`Self::arrival`].
-    pub async fn admit(&self, worker: &Handle, words: usize) -> Result<bool, Error> {
+    pub async fn admit(&self, worker: &Handle, words: usize) -> Result<Option<Admitted>, Error> {
         loop {
-            let pending = {
+            let blocked = {
                 let (state, room) = (self.state(), self.room());
-                let (more, empty) = (words.max(RESERVED_WORDS), room.space.empty_count());
+                let empty = room.space.empty_count();
                 let pending = (state.pending.words > RESERVED_WORDS).then_some(state.next);
                 self.0.is_tight.store(u64::from(pending.is_some() || empty < RESERVE), Ordering::Relaxed);
                 match pending {
-                    Some(batch) => batch,
-                    None => return Ok(empty * SHARE_WORDS_MAX >= state.pending.words + more),
+                    Some(batch) => Blocked::Pending(batch),
+                    None => {
+                        let (admitted, all) = self.hold(words);
+                        // Who is alone may take some of what is for images: its own pages need none.
+                        let for_images = match all == words as u64 {
+                            true => RESERVED_WORDS.saturating_sub(words),
+                            false => RESERVED_WORDS,
+                        };
+                        let needed = (self.expected_words(&state) + for_images).div_ceil(SHARE_WORDS_MAX);
+                        if needed <= empty {
+                            return Ok(Some(admitted));
+                        }
+                        Blocked::Full { needed }
+                    }
                 }
             };
-            match self.arrival(worker, pending).await {
-                // Pages may be written back that are recorded as they are.
-                Err(Error::NotRecorded { .. }) => return Ok(false),
-                arrived => arrived?,
+            match blocked {
+                Blocked::Full { needed } if self.make_empty(worker, needed).await.is_err() => return Ok(None),
+                Blocked::Full { .. } => {}
+                Blocked::Pending(batch) => match self.arrival(worker, batch).await {
+                    // Pages may be written back that are recorded as they are.
+                    Err(Error::NotRecorded { .. }) => return Ok(None),
+                    arrived => arrived?,
+                },
             }
         }
+    }
+
+    /// Makes segments for an image of so many words, beside what is pending and admitted.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`]; if a memory server is lost.
+    pub async fn make_image_room(&self, worker: &Handle, words: usize) -> Result<(), Error> {
+        let needed = (self.expected_words(&self.state()) + words).div_ceil(SHARE_WORDS_MAX);
+        self.make_empty(worker, RESERVE.max(needed)).await
+    }
+
+    /// Makes segments until so many are empty.
+    async fn make_empty(&self, worker: &Handle, count: usize) -> Result<(), Error> {
+        let (log, maker) = (self.clone(), worker.clone());
+        worker.spawn_to_end(async move { log.have_empty(&maker, count).await }).await
     }
 
     /// Makes those of the segments that are kept empty of which there are none. Those that are made stay, even if others cannot be.
@@ -54,11 +125,10 @@ impl Log {
     /// # Errors
     /// [`Error::OutOfMemory`]; if a memory server is lost.
     pub async fn make_reserve(&self, worker: &Handle) -> Result<(), Error> {
-        let (log, maker) = (self.clone(), worker.clone());
-        worker.spawn_to_end(async move { log.have_empty(&maker, RESERVE).await }).await
+        self.make_empty(worker, RESERVE).await
     }
 
-    /// Makes segments until so many are empty.
+    /// Makes segments until so many are empty, in a task that nobody cuts off.
     pub(super) async fn have_empty(&self, worker: &Handle, count: usize) -> Result<(), Error> {
         loop {
             let made = {
@@ -82,6 +152,14 @@ impl Log {
     pub fn shorten(&self) -> Option<Shortening> {
         (!std::mem::replace(&mut self.room().is_shortened, true)).then(|| Shortening(self.clone()))
     }
+}
+
+/// Why a change is not admitted yet.
+enum Blocked {
+    /// This batch is large.
+    Pending(u64),
+    /// So many segments are to be empty.
+    Full { needed: usize },
 }
 
 /// The right to [shorten](Log::shorten) a log, until it is dropped.
@@ -108,11 +186,16 @@ impl Reserve {
     /// # Errors
     /// [`Error::OutOfMemory`]; if a memory server is lost.
     pub async fn make(worker: &Handle) -> Result<Self, Error> {
+        Self::of(worker, RESERVE).await
+    }
+
+    /// So many segments.
+    pub(super) async fn of(worker: &Handle, count: usize) -> Result<Self, Error> {
         let maker = worker.clone();
         let making = async move {
-            let mut made = Self { compute: Arc::clone(maker.compute()), segments: Vec::with_capacity(RESERVE) };
+            let mut made = Self { compute: Arc::clone(maker.compute()), segments: Vec::with_capacity(count) };
             let first = maker.compute().next_sequence() as usize;
-            while made.segments.len() < RESERVE {
+            while made.segments.len() < count {
                 made.segments.push(segment(&maker, first.wrapping_add(made.segments.len())).await?);
             }
             Ok(made)

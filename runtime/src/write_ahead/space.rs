@@ -220,6 +220,11 @@ impl Space {
         self.pages.iter().filter(|(_, live)| is_old(live)).map(|(&page, _)| page).collect()
     }
 
+    /// The first batch that is not done with.
+    pub(super) fn oldest_batch(&self) -> Option<u64> {
+        self.batches.front().map(|batch| batch.number)
+    }
+
     /// The pages with records that are not done with.
     pub(super) fn pages(&self) -> Vec<Link> {
         self.pages.keys().copied().collect()

@@ -84,6 +84,7 @@ pub(super) async fn load<A: Access<Plugin = Tree> + Clone + 'static>(
         count += 1;
     }
     load.finish().await?;
+    access.settle().await?;
     Ok(count)
 }
 

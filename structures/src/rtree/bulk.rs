@@ -103,7 +103,8 @@ pub(super) async fn load<A: Access<Plugin = Tree<D>> + Clone + 'static, const D:
                 }
             }
         }
-        outcome
+        outcome?;
+        access.settle().await
     };
     worker.spawn_to_end(whole).await.map(|()| count)
 }

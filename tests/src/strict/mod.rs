@@ -27,7 +27,7 @@ use std::{
 use farlink_runtime::{
     access::{Access, Cause, Interrupt, Operation, Start},
     error::Error,
-    operation::{Restarts, Run},
+    operation::{Restarts, Run, settled},
     wire::{Wire, decode_all},
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
@@ -206,7 +206,7 @@ impl<A: Access + 'static> Shared<A> {
         let mut restarts = Restarts::from_root(self.inner.context().structure.root);
         loop {
             let interrupt = match operation.run(&attempt, from).await {
-                Ok(output) => return Ok(output),
+                Ok(output) => return settled(&self.inner, operation, output).await,
                 Err(interrupt) => interrupt,
             };
             from = restarts.start_after(&interrupt);

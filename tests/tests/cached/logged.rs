@@ -263,3 +263,93 @@ fn a_batch_of_several_parts_outlives_broken_connections() {
         assert_left_clean(&fabric, &model, "broken");
     }
 }
+
+/// Who finds nothing to change has found what others have changed: its answer waits for the log as theirs do.
+#[test]
+fn who_finds_what_others_have_changed_waits_for_their_record() {
+    let mut model = sparse(1000);
+    let fabric = fabric(FabricProfile::Fast, 256, &model, 0.8);
+    let owner = Member::join(&fabric, 1);
+    let colleague = owner.colleague();
+    let cache = cache(CACHE_BYTES_ALL, Admission::Always).with_durability(Durability::Logged);
+    let trees = [&owner, &colleague].map(|member| member.own(&cache, KeyRange::ALL));
+    let inserted = async |tree: &Owned, key| Ok(tree.insert(key, 9).await?.then_some(9));
+    for (member, tree) in [&owner, &colleague].into_iter().zip(&trees) {
+        assert_eq!(member.worker.block_on(tree.range(..).take(2000)).unwrap().len(), 1000);
+    }
+    for (index, other) in trees.iter().enumerate() {
+        let key = |number: u64| (index as u64 * 10 + number) * 10;
+        // The same value, a key that is gone, and one that is there.
+        let first = [
+            Put::of(trees[0].upsert(key(0), 7)),
+            Put::of(trees[0].remove(key(1))),
+            Put::of(inserted(&trees[0], key(2) + 1)),
+        ];
+        let second =
+            [Put::of(other.upsert(key(0), 7)), Put::of(other.remove(key(1))), Put::of(inserted(other, key(2) + 1))];
+        let mut all: Vec<Put<'_>> = first.into_iter().chain(second).collect();
+        all.iter_mut().for_each(Put::poll);
+        let answered: Vec<usize> = (0..all.len()).filter(|&put| all[put].future.is_none()).collect();
+        assert!(answered.is_empty(), "answered before anything is recorded: {answered:?}");
+        let mut turns = 0;
+        while all.iter().any(|put| put.future.is_some()) {
+            owner.worker.turn();
+            colleague.worker.turn();
+            all.iter_mut().for_each(Put::poll);
+            turns += 1;
+            assert!(turns < TURNS, "not recorded");
+        }
+        model.insert(key(0), 7);
+        model.remove(&key(1));
+        model.insert(key(2) + 1, 9);
+    }
+    owner.worker.block_on(trees[0].access().close()).unwrap();
+    drop(trees);
+    settle([&owner, &colleague]);
+    drop((owner, colleague));
+    assert_left_clean(&fabric, &model, "found");
+}
+
+/// A change that nobody polls any more is in the cache, or not begun: what is owned can be given up. Whoever drops that on the way gives it
+/// up all the same, or goes on owning it.
+#[test]
+fn who_gives_up_needs_no_change_to_be_polled() {
+    for turns_before in 0..40 {
+        let mut model = sparse(1000);
+        let fabric = fabric(FabricProfile::Fast, 256, &model, 0.8);
+        let owner = Member::join(&fabric, 1);
+        let cache = cache(CACHE_BYTES_ALL, Admission::Always).with_durability(Durability::Logged);
+        let tree = owner.own(&cache, KeyRange::ALL);
+        assert_eq!(owner.worker.block_on(tree.range(..).take(2000)).unwrap().len(), 1000);
+        // Many keys: pages are split.
+        let mut resting: Vec<Put<'_>> = (0..400).map(|key| Put::of(tree.upsert(key * 2 + 1, 7))).collect();
+        resting.iter_mut().for_each(Put::poll);
+        let mut closing = Put::of(async { tree.access().close().await.map(|()| None) });
+        for _ in 0..turns_before {
+            closing.poll();
+            owner.worker.turn();
+        }
+        drop(closing);
+        // Whatever became of it: all goes on, or has come to its end.
+        let put = owner.worker.block_on(tree.upsert(1, 8));
+        assert!(matches!(put, Ok(_) | Err(Error::GivenUp { .. })), "{put:?}");
+        let mut turns = 0;
+        let mut closing = Put::of(async { tree.access().close().await.map(|()| None) });
+        while closing.future.is_some() {
+            closing.poll();
+            owner.worker.turn();
+            turns += 1;
+            assert!(turns < TURNS, "{turns_before}: it waits for a change that nobody polls");
+        }
+        drop((closing, resting));
+        drop(tree);
+        settle([&owner]);
+        drop(owner);
+        let others = Member::join(&fabric, 2);
+        let found = others.worker.block_on(others.tree.range(..).take(5000)).unwrap();
+        model.extend(found.iter().filter(|(key, _)| key % 2 == 1).copied());
+        assert!(put.is_err() || model.get(&1) == Some(&8), "{turns_before}");
+        drop(others);
+        assert_left_clean(&fabric, &model, "given up beside changes that rest");
+    }
+}
