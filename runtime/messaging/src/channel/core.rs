@@ -1,8 +1,12 @@
 //! A channel's requests and what becomes of them: the slots, the connection that carries them, and who waits for what.
 
-use std::{collections::VecDeque, rc::Rc, time::Duration};
+use std::{rc::Rc, time::Duration};
 
-use super::{ChannelOptions, Host, Waiter, silence::Silence};
+use super::{
+    ChannelOptions, Host, Waiter,
+    silence::Silence,
+    waiting::{For, Line},
+};
 use crate::{
     connection::{Broken, Carrier, Connection, SendConfig, Source},
     error::Error,
@@ -85,8 +89,8 @@ pub(super) struct Core {
     /// Everything below has been answered, or dropped.
     pub(super) lowest: u64,
     /// Who waits for room, by priority, and who for a connection.
-    pub(super) waiting: [VecDeque<Waiter>; 2],
-    pub(super) connecting: Vec<Waiter>,
+    pub(super) waiting: [Line; 2],
+    pub(super) connecting: Line,
     pub(super) spare: Spare,
     pub(super) options: ChannelOptions,
     /// Messages of more words go by rendezvous.
@@ -152,7 +156,7 @@ impl Core {
             next: 1,
             lowest: 1,
             waiting: Default::default(),
-            connecting: Vec::new(),
+            connecting: Line::default(),
             spare: Spare::new(WINDOW),
             options,
             eager_words: options.eager_words.unwrap_or(capabilities.eager_words),
@@ -302,7 +306,7 @@ impl Core {
             self.settle(host, sequence, Progress::Failed(failure));
         }
         self.wake_connecting(host);
-        self.waiting.iter_mut().flat_map(|waiting| waiting.drain(..)).for_each(|waiter| waiter.wake(host.tasks()));
+        self.waiting.iter_mut().for_each(|line| line.wake(usize::MAX, host));
     }
 
     /// A request has come to its end.
@@ -334,18 +338,29 @@ impl Core {
             }
             self.lowest += 1;
         }
-        if self.lowest == before || self.waiting.iter().all(VecDeque::is_empty) {
-            return;
+        if self.lowest != before {
+            self.let_in(host);
         }
+    }
+
+    /// Lets as many go on as there is room for.
+    pub(super) fn let_in(&mut self, host: &dyn Host) {
         for priority in Priority::ALL {
             let room = window(priority).saturating_sub(self.next - self.lowest) as usize;
-            let waiting = &mut self.waiting[priority.index()];
-            waiting.drain(..room.min(waiting.len())).for_each(|waiter| waiter.wake(host.tasks()));
+            self.waiting[priority.index()].wake(room, host);
         }
     }
 
     fn wake_connecting(&mut self, host: &dyn Host) {
-        self.connecting.drain(..).for_each(|waiter| waiter.wake(host.tasks()));
+        self.connecting.wake(usize::MAX, host);
+    }
+
+    /// Those who wait for this.
+    pub(super) fn line(&mut self, what: For) -> &mut Line {
+        match what {
+            For::Room(priority) => &mut self.waiting[priority.index()],
+            For::Connection => &mut self.connecting,
+        }
     }
 }
 

@@ -18,6 +18,7 @@ mod reply;
 mod silence;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod waiting;
 
 use std::{cell::RefCell, fmt, future::poll_fn, rc::Rc, task::Poll};
 
@@ -31,6 +32,7 @@ use self::{
     core::{Core, Phase, Progress, window},
     list::State,
     reply::{Pending, first_item_of, items_of},
+    waiting::{For, Place},
 };
 use crate::error::Error;
 use crate::{
@@ -195,6 +197,7 @@ impl Channel {
     /// Waits until the connection is up. Opens it if it is down.
     async fn connected(&self) -> Result<(), Error> {
         let mut tried = false;
+        let mut place = Place::new(self, For::Connection);
         poll_fn(|cx| {
             let host = &*self.host;
             let core = &mut *self.state.core.borrow_mut();
@@ -215,7 +218,7 @@ impl Channel {
                 return Poll::Ready(Ok(()));
             }
             tried = true;
-            core.connecting.push(Waiter::of(cx, host.tasks()));
+            place.wait(core, cx);
             Poll::Pending
         })
         .await
@@ -245,6 +248,8 @@ impl Channel {
             encode(&mut slot.message);
             if slot.message.len() > MESSAGE_WORDS_MAX {
                 let words = std::mem::take(&mut slot.message).len();
+                // It may have been woken to have this room.
+                core.let_in(&*self.host);
                 return Err(Error::BadSize { items, words });
             }
             slot.priority = Some(priority);
@@ -268,6 +273,7 @@ impl Channel {
 
     /// Waits for a free slot, and for the connection to be opened again if it is down.
     async fn room(&self, priority: Priority) -> Result<(), Error> {
+        let mut place = Place::new(self, For::Room(priority));
         loop {
             if self.state.core.borrow().phase == Phase::Down {
                 self.connected().await?;
@@ -278,9 +284,10 @@ impl Channel {
                     return Poll::Ready(true);
                 }
                 if core.next - core.lowest < window(priority) {
+                    place.leave(core);
                     return Poll::Ready(false);
                 }
-                core.waiting[priority.index()].push_back(Waiter::of(cx, self.host.tasks()));
+                place.wait(core, cx);
                 Poll::Pending
             });
             if !is_down.await {

@@ -1,6 +1,7 @@
 //! A channel of a worker that a test turns.
 
 mod lost;
+mod waits;
 
 use std::{
     cell::{Cell, RefCell},
@@ -19,7 +20,7 @@ use farlink_fabric::{
     buffer::{Buffer, Buffers},
     clock::Clock,
     connection::PeerId,
-    listener::{CONNECTION_BYTES_MIN, Change, ListenOptions, ServerEndpoint},
+    listener::{CONNECTION_BYTES_MIN, Change, ListenOptions, Listener, ServerEndpoint},
     lock::OwnerId,
     mem::{MemFabric, MemOptions},
     ptr::ServerId,
@@ -83,7 +84,7 @@ impl Worker {
 
 impl Tasks for Worker {
     fn task_of(&self, _waker: &Waker) -> Option<usize> {
-        Some(0)
+        None
     }
 
     fn set_ready(&self, _task: usize) {}
@@ -337,6 +338,17 @@ struct Played {
     buffers: Buffers,
     connection: Option<(ServerId, Connection)>,
     session: u64,
+    _fabric: (MemFabric, Box<dyn Listener>),
+}
+
+/// It, and a worker.
+fn played() -> (Played, Rc<Worker>) {
+    let fabric = MemFabric::in_process(vec![Region::anonymous(1 << 20).unwrap()], MemOptions::default());
+    let listener = fabric.listen(ServerId::new(0).unwrap(), &ListenOptions::default()).unwrap();
+    let port = listener.endpoint(0, 1, Clock::monotonic()).unwrap();
+    let worker = Worker::new(&fabric);
+    let buffers = Buffers::default();
+    (Played { port, buffers, connection: None, session: 7, _fabric: (fabric, listener) }, worker)
 }
 
 impl Played {
@@ -368,12 +380,8 @@ fn play<T>(
     ask: impl AsyncFnOnce(Channel) -> Result<T, Error>,
     mut answer: impl FnMut(&mut Played, &[u64]),
 ) -> Option<Result<T, Error>> {
-    let fabric = MemFabric::in_process(vec![Region::anonymous(1 << 20).unwrap()], MemOptions::default());
+    let (mut server, worker) = played();
     let id = ServerId::new(0).unwrap();
-    let listener = fabric.listen(id, &ListenOptions::default()).unwrap();
-    let port = listener.endpoint(0, 1, Clock::monotonic()).unwrap();
-    let mut server = Played { port, buffers: Buffers::default(), connection: None, session: 7 };
-    let worker = Worker::new(&fabric);
     let mut asking = pin!(async {
         ask(Channel::open(Rc::clone(&worker) as Rc<dyn Host>, id, ChannelOptions::default()).await?).await
     });
