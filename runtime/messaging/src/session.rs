@@ -266,7 +266,7 @@ impl Session {
 }
 
 impl Source for Session {
-    fn message(&self, number: u64) -> Option<Outbound<'_>> {
+    fn message(&self, number: u64, _begun: bool) -> Option<Outbound<'_>> {
         match self.places.get(usize::try_from(number.checked_sub(self.base)?).ok()?)? {
             Place::Done { reply, held: Some(held), .. } => Some(Outbound::with(reply, held)),
             Place::Done { reply, .. } => Some(Outbound::of(reply)),
@@ -301,10 +301,10 @@ mod tests {
         assert_eq!(session.admit((1, 1), 1, FAST, &replies), Some(Admission::Pending));
         session.sent(1, &replies);
         assert_eq!(session.admit((1, 1), 1, FAST, &replies), Some(Admission::Answered(FAST)));
-        assert_eq!(session.message(1).unwrap().words.last(), Some(&42));
+        assert_eq!(session.message(1, false).unwrap().words.last(), Some(&42));
         // Acknowledged: gone, and older numbers make no sense any more.
         assert_eq!(session.admit((3, 2), 1, FAST, &replies), Some(Admission::New));
-        assert!(session.message(1).is_none());
+        assert!(session.message(1, false).is_none());
         assert_eq!(session.admit((1, 1), 1, FAST, &replies), None);
         assert_eq!(session.admit((2 + WINDOW as u64, 2), 1, FAST, &replies), None);
     }
@@ -317,7 +317,7 @@ mod tests {
         assert_eq!(session.finish(1, item(&[], 0), None, &replies), None);
         assert_eq!(session.unsent_words, REPLY_HEADER + 4, "what is there of a reply counts before all of it is");
         assert_eq!(session.finish(1, item(&[9], 1), None, &replies), Some(FAST));
-        let reply = session.message(1).unwrap().words.to_vec();
+        let reply = session.message(1, false).unwrap().words.to_vec();
         let super::super::FromServer::Reply(view) = super::super::read_from_server(&reply).unwrap() else { panic!() };
         let found: Vec<_> =
             view.items().map(|item| item.unwrap()).map(|item| (item.index, reply[item.words].to_vec())).collect();
@@ -334,7 +334,7 @@ mod tests {
         for (index, result) in [(1, &[1][..]), (2, &[]), (3, &[2, 3])] {
             session.finish(1, item(result, index), None, &replies);
         }
-        let reply = session.message(1).unwrap().words;
+        let reply = session.message(1, false).unwrap().words;
         assert_eq!(reply.len(), MESSAGE_WORDS_MAX);
         let super::super::FromServer::Reply(view) = super::super::read_from_server(reply).unwrap() else { panic!() };
         let found: Vec<_> = view.items().map(|item| item.unwrap()).map(|item| (item.index, item.status)).collect();
@@ -382,6 +382,6 @@ mod tests {
         let (mut session, replies) = session();
         session.admit((1, 1), 3, FAST, &replies).unwrap();
         assert_eq!(session.refuse(1, Refusal::Malformed, &replies), Some(FAST));
-        assert!(session.message(1).is_some());
+        assert!(session.message(1, false).is_some());
     }
 }

@@ -117,10 +117,11 @@ impl Slots {
 }
 
 impl Source for Slots {
-    fn message(&self, number: u64) -> Option<Outbound<'_>> {
+    fn message(&self, number: u64, begun: bool) -> Option<Outbound<'_>> {
         let slot = &self.0[number as usize % WINDOW];
-        // A reply that comes before its request was sent whole is the server's mistake; the request still goes out whole.
-        (slot.message.get(1) == Some(&number)).then(|| Outbound::of(&slot.message))
+        // The reply may come before its request was repeated.
+        let is_wanted = begun || matches!(slot.progress, Progress::Sent);
+        (is_wanted && slot.message.get(1) == Some(&number)).then(|| Outbound::of(&slot.message))
     }
 }
 

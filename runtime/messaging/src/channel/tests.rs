@@ -171,7 +171,7 @@ impl Carrier for Posts<'_> {
 struct Nothing;
 
 impl Source for Nothing {
-    fn message(&self, _number: u64) -> Option<Outbound<'_>> {
+    fn message(&self, _number: u64, _begun: bool) -> Option<Outbound<'_>> {
         None
     }
 }
@@ -338,6 +338,8 @@ struct Played {
     buffers: Buffers,
     connection: Option<(ServerId, Connection)>,
     session: u64,
+    /// What it says right behind its next hello.
+    with_hello: Option<Vec<u64>>,
     _fabric: (MemFabric, Box<dyn Listener>),
 }
 
@@ -348,7 +350,7 @@ fn played() -> (Played, Rc<Worker>) {
     let port = listener.endpoint(0, 1, Clock::monotonic()).unwrap();
     let worker = Worker::new(&fabric);
     let buffers = Buffers::default();
-    (Played { port, buffers, connection: None, session: 7, _fabric: (fabric, listener) }, worker)
+    (Played { port, buffers, connection: None, session: 7, with_hello: None, _fabric: (fabric, listener) }, worker)
 }
 
 impl Played {
@@ -361,6 +363,7 @@ impl Played {
             let sending = Sending { ordered: true, coalesce: true, eager_words: usize::MAX, gather_max: 1 };
             let mut connection = Connection::new(memory, peer, 1, sending).unwrap();
             connection.enqueue_notice(&hello_ack(1, self.session));
+            self.with_hello.take().iter().for_each(|words| connection.enqueue_notice(words));
             self.connection = Some((peer, connection));
         }
         let (_, connection) = self.connection.as_mut()?;
@@ -426,6 +429,31 @@ fn a_request_is_repeated_only_to_the_session_that_it_was_sent_to() {
     assert!(asked == 2 && waits, "asked {asked} times, and then {ended:?}");
     let (asked, ended) = asked_again(8);
     assert!(asked == 1 && matches!(ended, Some(Err(Error::OutcomeUnknown { .. }))), "asked {asked} times, {ended:?}");
+}
+
+/// Who looks late finds the answer beside the hello.
+#[test]
+fn a_request_that_is_answered_before_it_is_repeated_is_not_repeated() {
+    let mut asked = Vec::new();
+    let ask = async |channel: Channel| {
+        for number in 0..2u64 {
+            channel.request(Kind(1), &number, Priority::Latency).await?;
+        }
+        Ok(())
+    };
+    let ended = play(ask, |server, words| {
+        let [first, second] = reply_header(1, words[1]);
+        let reply = [first, second, reply_item(0, 0, Ok(()))];
+        asked.push(words[1]);
+        match server.connection.take_if(|_| asked.len() == 1) {
+            Some((peer, _)) => {
+                server.port.dismiss(peer);
+                server.with_hello = Some(reply.to_vec());
+            }
+            None => server.connection.iter_mut().for_each(|(_, connection)| connection.enqueue_notice(&reply)),
+        }
+    });
+    assert!(matches!(ended, Some(Ok(()))) && asked == [1, 2], "asked for {asked:?}, and then {ended:?}");
 }
 
 /// The items of a batch come in any order, and a refusal that answers a whole batch is one item.

@@ -82,9 +82,10 @@ pub(crate) struct Sent {
 
 /// Where the words of messages that are to be sent stand.
 pub(crate) trait Source {
-    /// The message with this number; none if it need not be sent any more. What it says of pieces stays so until it is among
+    /// The message with this number; none if it need not be sent any more. Of one that was begun the other side has a part and
+    /// wants the rest: if there is none, the connection is closed. What it says of pieces stays so until it is among
     /// [`Connection::sent`], or the connection is closed.
-    fn message(&self, number: u64) -> Option<Outbound<'_>>;
+    fn message(&self, number: u64, begun: bool) -> Option<Outbound<'_>>;
 }
 
 /// What is to be sent.

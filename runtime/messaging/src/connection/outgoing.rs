@@ -11,7 +11,7 @@ use crate::{
     slab::SlabSlot,
 };
 use farlink_fabric::{
-    Verb,
+    Error as FabricError, Verb,
     buffer::{BUFFER_WORDS_MAX, Buffer},
     connection::far,
     sync::Ordering,
@@ -74,8 +74,9 @@ impl Connection {
         for priority in Priority::ALL {
             while let Some(&item) = self.outgoing[priority.index()].queue.front() {
                 let mut is_gathered = false;
+                let begun = self.outgoing[priority.index()].sent > 0;
                 let whole = match &item {
-                    Item::Held(number) => match source.message(*number) {
+                    Item::Held(number) => match source.message(*number, begun) {
                         Some(message) if message.has_pieces() => {
                             let before = self.words_moved;
                             let whole = self.gather_some(priority, *number, message, carrier)?;
@@ -84,6 +85,13 @@ impl Connection {
                             whole
                         }
                         Some(message) => self.send_some(priority, message.words, carrier)?,
+                        None if begun => {
+                            let why = "a message is not wanted any more of which a part was sent".to_owned();
+                            return Err(Broken::Failed(Box::new(FabricError::ServerMissing {
+                                server: self.other,
+                                why,
+                            })));
+                        }
                         None => true,
                     },
                     // Out of its place while it is sent, and back if some of it is left.

@@ -49,7 +49,7 @@ impl Carrier for Posts<'_> {
 struct Messages(Vec<Vec<u64>>);
 
 impl Source for Messages {
-    fn message(&self, number: u64) -> Option<Outbound<'_>> {
+    fn message(&self, number: u64, _begun: bool) -> Option<Outbound<'_>> {
         self.0.get(number as usize).map(|words| Outbound::of(words))
     }
 }
@@ -211,6 +211,20 @@ fn an_urgent_message_waits_for_little_by_the_ring() {
 #[test]
 fn an_urgent_message_waits_for_little_by_rendezvous() {
     an_urgent_message_waits_for_little(100, DEFAULT_CONNECTION_BYTES);
+}
+
+/// The other side must not take what comes behind it for its rest.
+#[test]
+fn a_connection_whose_message_is_gone_before_it_was_sent_whole_is_closed() {
+    let mut pair = Pair::new(usize::MAX, 4 << 20);
+    pair.server.enqueue(Priority::BestEffort, 0);
+    pair.sends(Side::Server, &Messages(vec![(0..3 * CHUNK_WORDS as u64).collect()]));
+    while pair.carry().is_some() {}
+    let carrier = &mut Posts { buffers: &pair.buffers, wire: &mut pair.wire, side: Side::Server };
+    let outcome = pair.server.send_out(&Messages(Vec::new()), carrier);
+    assert!(matches!(outcome, Err(Broken::Failed(_))), "{outcome:?}");
+    while pair.carry().is_some() {}
+    assert!(matches!(pair.takes(Side::Worker, Priority::BestEffort), Ok(None)));
 }
 
 /// The limit holds in both directions, to the word, and what is fetched is what was rendezvous.
