@@ -83,6 +83,7 @@ impl Channel {
         let found = channels.list.borrow().iter().find(|state| state.server == server).cloned();
         let state = match found {
             Some(state) => state,
+            None if host.has_ended() => return Err(missing(server, HAS_ENDED)),
             None => {
                 let core = Core::new(options, &host.capabilities());
                 let state = Rc::new(State { server, core: RefCell::new(core) });
@@ -207,7 +208,7 @@ impl Channel {
                     return Poll::Ready(Err(missing(self.state.server, why)));
                 }
                 if host.has_ended() {
-                    return Poll::Ready(Err(missing(self.state.server, "this worker has ended")));
+                    return Poll::Ready(Err(missing(self.state.server, HAS_ENDED)));
                 }
                 core.failed_attempts = 0;
                 if let Err(error) = self.state.connect(core, host) {
@@ -296,6 +297,8 @@ impl Channel {
         }
     }
 }
+
+const HAS_ENDED: &str = "this worker has ended";
 
 /// A memory server cannot be asked.
 fn missing(server: ServerId, why: &str) -> Error {

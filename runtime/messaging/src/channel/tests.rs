@@ -52,6 +52,7 @@ struct Worker {
     number: u32,
     channels: Channels,
     now_ns: Cell<u64>,
+    ended: Cell<bool>,
 }
 
 impl Worker {
@@ -68,6 +69,7 @@ impl Worker {
             buffers_left: Cell::new(u64::MAX),
             channels: Channels::default(),
             now_ns: Cell::default(),
+            ended: Cell::default(),
         })
     }
 
@@ -127,7 +129,7 @@ impl Host for Worker {
     }
 
     fn has_ended(&self) -> bool {
-        false
+        self.ended.get()
     }
 
     fn now_ns(&self) -> u64 {

@@ -114,3 +114,18 @@ fn a_worker_without_a_core_learns_of_a_loss() {
     let turns = turns.count();
     assert!(turns < 100, "told after {turns} exchanges");
 }
+
+/// Who has a handle of it may still ask.
+#[test]
+fn a_worker_that_has_ended_opens_no_connection() {
+    let (mut server, worker) = played();
+    worker.channels.close(&*worker);
+    worker.ended.set(true);
+    let host = Rc::clone(&worker) as Rc<dyn Host>;
+    let mut opening = pin!(Channel::open(host, ServerId::new(0).unwrap(), ChannelOptions::default()));
+    let opened = opening.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    let Poll::Ready(Err(Error::Fabric(FabricError::ServerMissing { .. }))) = opened else { panic!("{opened:?}") };
+    let mut changes = Vec::new();
+    server.port.changes(true, &mut changes);
+    assert!(changes.is_empty(), "{changes:?}");
+}
