@@ -271,27 +271,33 @@ impl Connection {
         sum(Priority::Latency).wrapping_add(sum(Priority::BestEffort).rotate_left(32))
     }
 
-    /// Whether the other side has sent something that this one has not looked at.
+    /// Whether the other side has sent something that this one has not taken: in the ring, or fetched.
+    #[inline]
     pub(crate) fn has_messages(&self) -> bool {
-        Priority::ALL.into_iter().any(|priority| self.has_frames(priority))
+        Priority::ALL.into_iter().any(|priority| self.has_message(priority))
     }
 
     #[inline]
-    fn has_frames(&self, priority: Priority) -> bool {
+    fn has_message(&self, priority: Priority) -> bool {
         let head = self.own[Control::Head(priority).index()].load(Ordering::Acquire);
-        self.incoming[priority.index()].consumer.position() != head
+        let incoming = &self.incoming[priority.index()];
+        incoming.consumer.position() != head || incoming.fetches.front().is_some_and(|fetch| fetch.arrived.is_some())
     }
 
-    /// Whether the other side has written something that this one has not looked at: messages, or how far it has read.
+    /// Whether the other side has read something, and there is more to send.
+    #[inline]
+    pub(crate) fn has_room(&self) -> bool {
+        Priority::ALL.into_iter().any(|priority| {
+            let outgoing = &self.outgoing[priority.index()];
+            let waits = !outgoing.queue.is_empty() || !outgoing.rendezvous.is_empty();
+            waits && self.own[Control::Tail(priority).index()].load(Ordering::Acquire) != outgoing.producer.tail()
+        })
+    }
+
+    /// Whether the other side has done something that this one has not looked at: sent messages, or read some.
     #[inline]
     pub(crate) fn has_news(&self) -> bool {
-        Priority::ALL.into_iter().any(|priority| {
-            self.has_frames(priority) || {
-                let outgoing = &self.outgoing[priority.index()];
-                let waits = !outgoing.queue.is_empty() || !outgoing.rendezvous.is_empty();
-                waits && self.own[Control::Tail(priority).index()].load(Ordering::Acquire) != outgoing.producer.tail()
-            }
-        })
+        self.has_messages() || self.has_room()
     }
 
     /// Takes a completion of one of its requests; others are ignored.

@@ -12,6 +12,8 @@ mod end;
 mod manual;
 mod peers;
 mod requests;
+#[cfg(all(test, not(loom)))]
+mod tests;
 mod thread;
 
 use std::{sync::mpsc, thread::JoinHandle, time::Duration};

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use super::{
     counts::bump,
+    peers::Peer,
     thread::{Thread, carrier},
 };
 use crate::{
@@ -24,6 +25,20 @@ const UNSENT_WORDS_MAX: usize = 2 * MESSAGE_WORDS_MAX;
 /// A peer with so many messages to take is not asked for more requests: each makes one, at most.
 const QUEUED_MAX: usize = 2 * WINDOW;
 
+/// Whether a peer is not asked for more requests.
+fn is_full(peer: &Peer, sessions: &[Option<Session>]) -> bool {
+    let has_enough = |session: &Session| session.unsent_words > UNSENT_WORDS_MAX || session.has_abandoned_many();
+    sessions[peer.session].as_ref().is_some_and(has_enough) || peer.connection.queued() > QUEUED_MAX
+}
+
+/// Whether the next turn takes something from one of them, or sends it something.
+pub(super) fn any_has_news(peers: &[Option<Peer>], sessions: &[Option<Session>]) -> bool {
+    peers
+        .iter()
+        .flatten()
+        .any(|peer| peer.connection.has_room() || (peer.connection.has_messages() && !is_full(peer, sessions)))
+}
+
 impl Thread {
     pub(super) fn take_requests(&mut self, priority: Priority) -> bool {
         let mut progress = false;
@@ -36,11 +51,7 @@ impl Thread {
                 if !peer.dirty && !peer.connection.has_news() {
                     break;
                 }
-                let has_enough =
-                    |session: &Session| session.unsent_words > UNSENT_WORDS_MAX || session.has_abandoned_many();
-                let full = self.sessions[peer.session].as_ref().is_some_and(has_enough)
-                    || peer.connection.queued() > QUEUED_MAX;
-                if requests == REQUESTS_PER_TURN || full {
+                if requests == REQUESTS_PER_TURN || is_full(peer, &self.sessions) {
                     progress |= requests != 0;
                     break;
                 }

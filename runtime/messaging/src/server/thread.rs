@@ -6,6 +6,7 @@ use super::{
     ServeMessages, Shared, Wait,
     counts::{RELAXED, ThreadCounts, bump},
     peers::Peer,
+    requests::any_has_news,
 };
 use crate::{
     connection::{Carrier, Connection},
@@ -311,11 +312,11 @@ impl Thread {
     fn sleep(&mut self) {
         bump(&self.counts().sleeps, 1);
         let limit = if self.present == 0 { LONG } else { self.options.report_interval };
-        let (peers, shared, replies) = (&self.peers, &self.shared, &self.replies);
+        let (peers, sessions, shared, replies) = (&self.peers, &self.sessions, &self.shared, &self.replies);
         self.endpoint.sleep(limit, &mut || {
             shared.stop.load(std::sync::atomic::Ordering::Acquire)
                 || !replies.finished.borrow().is_empty()
-                || peers.iter().flatten().any(|peer| peer.connection.has_news())
+                || any_has_news(peers, sessions)
         });
         self.sample_clock();
     }
