@@ -173,6 +173,8 @@ pub(crate) struct Connection {
     pool: SlabPool,
     ops: Vec<Op>,
     free_ops: Vec<u32>,
+    /// Control words under way.
+    telling: usize,
     failed: Option<Box<FabricError>>,
     /// Messages with pieces that were begun, in order.
     gathering: Vec<Gathering>,
@@ -202,6 +204,7 @@ impl Connection {
             pool: SlabPool::new(shape.slabs),
             ops: Vec::new(),
             free_ops: Vec::new(),
+            telling: 0,
             failed: None,
             gathering: Vec::new(),
             sent: Vec::new(),
@@ -233,7 +236,13 @@ impl Connection {
 
     /// Writes the other side's control word.
     pub(crate) fn post_control_word(&mut self, word: u64, carrier: &mut impl Carrier) {
+        self.telling += 1;
         self.post_word(Control::Word, word, Op::Word, carrier);
+    }
+
+    /// Whether one is under way.
+    pub(crate) fn is_telling(&self) -> bool {
+        self.telling > 0
     }
 
     /// Puts a message of the owner's in the queue.
@@ -327,6 +336,7 @@ impl Connection {
             }
             (Op::Head(priority), _) => self.outgoing[priority.index()].publishing = false,
             (Op::Tail(priority), _) => self.incoming[priority.index()].releasing = false,
+            (Op::Word, _) => self.telling -= 1,
             (Op::Fetch(priority, number), Done::Read(buffer)) => {
                 let incoming = &mut self.incoming[priority.index()];
                 let fetch = &mut incoming.fetches[(number - incoming.first_fetch) as usize];

@@ -4,13 +4,13 @@
 //! the answer to a request may have been lost with that connection, and a repeat of the request may stand in the ring now. What such a peer
 //! was not answered has an unknown outcome. Who comes now is dismissed.
 
-use super::thread::Thread;
+use super::thread::{Thread, nanos};
 use crate::message::GOODBYE;
 use farlink_fabric::sync::yield_thread;
 
 impl Thread {
     pub(super) fn end_in_order(&mut self) {
-        let until_ns = self.clock.now_ns().saturating_add(self.options.end_wait.as_nanos() as u64);
+        let until_ns = self.clock.now_ns().saturating_add(nanos(self.options.end_wait));
         self.is_ending = true;
         while self.clock.now_ns() < until_ns {
             // Also says that it lives, to who waits for an answer.

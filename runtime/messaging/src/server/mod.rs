@@ -51,7 +51,7 @@ pub enum Wait {
 pub struct ServeMessages {
     /// What idle threads do.
     pub wait: Wait,
-    /// How often peers are told the load.
+    /// How often peers are told the load, except those that have not got the last report yet.
     pub report_interval: Duration,
     /// How long a peer may leave its replies where they are before it is dropped; and how long one reply with pieces may take on its
     /// way, for it holds back what the region reuses.

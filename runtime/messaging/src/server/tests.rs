@@ -160,3 +160,23 @@ fn what_was_fetched_from_a_full_peer_is_taken_when_there_is_room() {
     (0..3).for_each(|_| _ = scene.thread.turn());
     assert_eq!(scene.handled.get(), 1);
 }
+
+/// However often reports are due: while one is under way, nobody is told that all has arrived.
+#[test]
+fn of_reports_to_a_peer_one_is_under_way_at_a_time() {
+    let mut scene = Scene::new(ServeMessages { report_interval: Duration::ZERO, ..ServeMessages::default() });
+    for _ in 0..3 {
+        (0..3).for_each(|_| scene.thread.sample_clock());
+        assert_eq!(scene.thread.outbox.len(), 1);
+        scene.thread.exchange();
+        assert!(scene.peer().connection.has_delivered());
+    }
+}
+
+#[test]
+fn a_thread_that_is_to_report_nothing_goes_on() {
+    let forever = ServeMessages { report_interval: Duration::MAX, ..ServeMessages::default() };
+    let mut scene = Scene::new(ServeMessages { silence_max: Duration::MAX, end_wait: Duration::MAX, ..forever });
+    (0..3).for_each(|_| _ = scene.thread.turn_by_hand());
+    assert_eq!((scene.thread.report, scene.thread.present), (0, 1));
+}

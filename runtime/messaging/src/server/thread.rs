@@ -33,8 +33,13 @@ const TURNS_PER_CLOCK_SAMPLE: u32 = 64;
 /// Requests after which it looks even so: with many of them, a turn is long.
 const REQUESTS_PER_CLOCK_SAMPLE: usize = 64;
 
-/// A sleep without peers: not for ever, because what wakes it lies where others can write.
+/// A sleep without peers, and any at most: not for ever, because what wakes it lies where others can write.
 const LONG: Duration = Duration::from_secs(1);
+
+/// The longest time there is stands for all that are longer.
+pub(super) fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
 
 /// What connections need of their thread.
 pub(super) struct EndpointCarrier<'a> {
@@ -239,8 +244,8 @@ impl Thread {
         if let Some(since_ns) = self.busy_since_ns.take() {
             self.busy_ns += now_ns.saturating_sub(since_ns);
         }
-        let interval_ns = self.options.report_interval.as_nanos() as u64;
-        if now_ns - self.checked_at_ns >= 10 * interval_ns {
+        let interval_ns = nanos(self.options.report_interval);
+        if now_ns - self.checked_at_ns >= interval_ns.saturating_mul(10) {
             self.checked_at_ns = now_ns;
             self.take_changes(true);
             self.drop_silent(now_ns);
@@ -265,14 +270,15 @@ impl Thread {
             threads: threads.len() as u16,
             peers: sum(|thread| thread.peers_now.load(RELAXED)).min(u64::from(u16::MAX)) as u16,
         };
-        for peer in self.peers.iter_mut().flatten() {
+        // Where each takes long, there would always be one under way, and never have all arrived.
+        for peer in self.peers.iter_mut().flatten().filter(|peer| !peer.connection.is_telling()) {
             peer.connection.post_control_word(load.word(), &mut carrier!(self));
         }
     }
 
     /// Drops peers that leave what is theirs where it is.
     fn drop_silent(&mut self, now_ns: u64) {
-        let silence_max_ns = self.options.silence_max.as_nanos() as u64;
+        let silence_max_ns = nanos(self.options.silence_max);
         for index in 0..self.peers.len() {
             let Some(peer) = &mut self.peers[index] else { continue };
             // A reply with pieces holds back what the region reuses.
@@ -311,7 +317,7 @@ impl Thread {
 
     fn sleep(&mut self) {
         bump(&self.counts().sleeps, 1);
-        let limit = if self.present == 0 { LONG } else { self.options.report_interval };
+        let limit = if self.present == 0 { LONG } else { self.options.report_interval.min(LONG) };
         let (peers, sessions, shared, replies) = (&self.peers, &self.sessions, &self.shared, &self.replies);
         self.endpoint.sleep(limit, &mut || {
             shared.stop.load(std::sync::atomic::Ordering::Acquire)
