@@ -106,6 +106,8 @@ impl Thread {
     /// Frees what a connection had.
     pub(super) fn forget(&mut self, index: usize, in_order: bool) {
         let Some(peer) = self.peers.get_mut(index).and_then(Option::take) else { return };
+        // Its number may be given out again before the next doorbell, and what is held for its pieces goes now.
+        self.outbox.retain(|post| post.at.server() != peer_number(index));
         self.present -= 1;
         self.counts().peers_now.store(self.present as u64, RELAXED);
         let Some(session) = &mut self.sessions[peer.session] else { return };

@@ -180,3 +180,14 @@ fn a_thread_that_is_to_report_nothing_goes_on() {
     (0..3).for_each(|_| _ = scene.thread.turn_by_hand());
     assert_eq!((scene.thread.report, scene.thread.present), (0, 1));
 }
+
+/// The next one may have its number.
+#[test]
+fn nothing_is_posted_to_a_peer_that_has_left() {
+    let mut scene = Scene::new(ServeMessages { report_interval: Duration::ZERO, ..ServeMessages::default() });
+    scene.thread.sample_clock();
+    assert_eq!(scene.thread.outbox.len(), 1);
+    scene.endpoint.disconnect(ServerId::new(0).unwrap());
+    assert!(scene.thread.take_changes(true));
+    assert!(scene.thread.peers[0].is_none() && scene.thread.outbox.is_empty());
+}

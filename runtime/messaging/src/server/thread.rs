@@ -250,7 +250,6 @@ impl Thread {
             self.take_changes(true);
             self.drop_silent(now_ns);
         }
-        // Behind the changes: a number that is given out again must not lead what was posted to another.
         if now_ns - self.reported_at_ns >= interval_ns {
             self.report_load(now_ns);
         }
