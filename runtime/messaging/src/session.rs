@@ -64,7 +64,7 @@ pub(super) struct Session {
     places: VecDeque<Place>,
     /// Requests that run though they were acknowledged, and how many items of each are missing.
     abandoned: Vec<(u64, usize)>,
-    /// Words of replies that wait to be sent, or for their other items.
+    /// Words of replies that wait to be sent, their pieces among them, or for their other items.
     pub(super) unsent_words: usize,
     kept_words: usize,
 }
@@ -120,8 +120,8 @@ impl Session {
     fn acknowledge(&mut self, acknowledged: u64, replies: &Replies) {
         while self.base < acknowledged {
             match self.places.pop_front() {
-                Some(Place::Done { reply, sent, .. }) => {
-                    *(if sent { &mut self.kept_words } else { &mut self.unsent_words }) -= reply.len();
+                Some(Place::Done { reply, held, sent, .. }) => {
+                    *(if sent { &mut self.kept_words } else { &mut self.unsent_words }) -= words_of(&reply, &held);
                     replies.recycle(reply);
                 }
                 // The worker abandons what it has not got; whoever carries it out finds no place for it.
@@ -169,7 +169,7 @@ impl Session {
         }
         // Counts the items that are there.
         reply[1] += 1;
-        let added = reply.len() - len_before;
+        let added = words_of(reply, &held) - len_before;
         let done = *missing == 0;
         if done {
             let mut reply = std::mem::take(reply);
@@ -229,8 +229,8 @@ impl Session {
     pub(super) fn sent(&mut self, sequence: u64, replies: &Replies) {
         if let Some(place @ Place::Done { held: Some(_), .. }) = self.place(sequence) {
             // Not kept: whoever asks again has it carried out again.
-            if let Place::Done { reply, .. } = std::mem::replace(place, Place::Open) {
-                self.unsent_words -= reply.len();
+            if let Place::Done { reply, held, .. } = std::mem::replace(place, Place::Open) {
+                self.unsent_words -= words_of(&reply, &held);
                 replies.recycle(reply);
             }
         } else if let Some(Place::Done { reply, sent: sent @ false, .. }) = self.place(sequence) {
@@ -253,8 +253,8 @@ impl Session {
     /// A connection is gone, and with it what it had in its queue.
     pub(super) fn lose_connection(&mut self) {
         for place in &mut self.places {
-            if let Place::Done { reply, held: Some(_), .. } = place {
-                self.unsent_words -= reply.len();
+            if let Place::Done { reply, held: held @ Some(_), .. } = place {
+                self.unsent_words -= words_of(reply, held);
                 *place = Place::Open;
             } else if let Place::Done { reply, sent: sent @ false, .. } = place {
                 *sent = true;
@@ -263,6 +263,11 @@ impl Session {
             }
         }
     }
+}
+
+/// Words of a reply, its pieces among them.
+fn words_of(reply: &[u64], held: &Option<Box<Held>>) -> usize {
+    held.as_ref().map_or(reply.len(), |held| held.total)
 }
 
 impl Source for Session {
@@ -278,7 +283,8 @@ impl Source for Session {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use farlink_fabric::lock::OwnerId;
+    use crate::pieces::Pieces;
+    use farlink_fabric::{lock::OwnerId, ptr::RemotePtr};
 
     const FAST: Priority = Priority::Latency;
 
@@ -375,6 +381,33 @@ mod tests {
         assert!(!session.has_abandoned_many());
         session.finish(WINDOW as u64, item(&[7], 1), None, &replies);
         assert_eq!((session.abandoned.len(), session.unsent_words, session.kept_words), (WINDOW - 2, 0, 0));
+    }
+
+    #[test]
+    fn the_pieces_of_a_reply_count_until_it_is_sent_or_its_connection_is_lost() {
+        let (mut session, replies) = session();
+        for (sequence, is_lost) in [(1, false), (2, true)] {
+            session.admit((sequence, sequence), 1, FAST, &replies).unwrap();
+            let mut pieces = Pieces::after(item(&[7], 0));
+            pieces.push(RemotePtr::from_raw(4096).unwrap(), 500);
+            let (words, held) = pieces.split(Box::new(()));
+            session.finish(sequence, words, held, &replies).unwrap();
+            assert_eq!(session.unsent_words, REPLY_HEADER + 2 + 500);
+            if is_lost {
+                session.lose_connection();
+            } else {
+                session.sent(sequence, &replies);
+            }
+            assert_eq!((session.unsent_words, session.kept_words), (0, 0));
+        }
+        // Not sent, and acknowledged.
+        session.admit((3, 3), 1, FAST, &replies).unwrap();
+        let mut pieces = Pieces::after(item(&[], 0));
+        pieces.push(RemotePtr::from_raw(4096).unwrap(), 500);
+        let (words, held) = pieces.split(Box::new(()));
+        session.finish(3, words, held, &replies).unwrap();
+        session.acknowledge(4, &replies);
+        assert_eq!((session.unsent_words, session.kept_words), (0, 0));
     }
 
     #[test]
