@@ -183,8 +183,12 @@ impl State {
             gather_max: 1,
         };
         let connection = Connection::new(memory, self.server, core.generation, sending);
-        let too_small = || FabricError::ServerMissing { server: self.server, why: "it opens too little memory".into() };
-        core.connection = Some(connection.ok_or_else(too_small)?);
+        let Some(connection) = connection else {
+            host.endpoint().borrow_mut().disconnect(self.server);
+            let why = "it opens too little memory".into();
+            return Err(FabricError::ServerMissing { server: self.server, why });
+        };
+        core.connection = Some(connection);
         core.phase = Phase::Connecting;
         core.dirty = true;
         core.has_goodbye = false;
