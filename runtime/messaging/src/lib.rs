@@ -36,7 +36,8 @@
 //! one channel and one priority arrive in order, and may be carried out in any.
 //!
 //! A full ring pushes back: the sender's message waits in its queue, and a request waits before it is even numbered while
-//! [`WINDOW`] others are unanswered. Nothing is dropped or overwritten.
+//! an unanswered one is [`WINDOW`] numbers before it: one whose answer takes long holds up those that come so many later, though
+//! all between them are answered. Nothing is dropped or overwritten.
 //!
 //! For statistics a request is one two-sided message, whatever carried it; its bytes and those of the reply count.
 //!

@@ -4,7 +4,7 @@ use farlink_fabric::buffer::BUFFER_WORDS_MAX;
 
 /// Words of one message at most, with all its headers: 32 MiB.
 pub const MESSAGE_WORDS_MAX: usize = 4 << 20;
-/// Unanswered requests of one channel at most.
+/// Requests of one channel at most, from the oldest unanswered one on: so many are unanswered, or fewer.
 pub const WINDOW: usize = 256;
 /// Words of best-effort messages that are on their way on a connection at a time, in one direction: an urgent message finds no more
 /// before it.

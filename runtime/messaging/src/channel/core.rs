@@ -365,7 +365,7 @@ impl Core {
     }
 }
 
-/// Unanswered requests of this priority at most: the urgent ones have the last part for themselves.
+/// Requests from the oldest unanswered one on, up to one of this priority: the urgent ones have the last part for themselves.
 pub(super) fn window(priority: Priority) -> u64 {
     match priority {
         Priority::Latency => WINDOW as u64,

@@ -120,9 +120,9 @@ impl Channel {
         self.state.core.borrow().nacks
     }
 
-    /// Sends a request and waits for the reply. Waits first while [`WINDOW`](crate::WINDOW) others are unanswered (of a
-    /// best-effort one, seven eighths of that). Once begun it goes on if
-    /// the future is dropped; only its reply is lost.
+    /// Sends a request and waits for the reply. Waits first while there are [`WINDOW`](crate::WINDOW) others (of a
+    /// best-effort one, seven eighths of that), from the oldest one on that is unanswered, or whose answer nobody has taken. Once
+    /// begun it goes on if the future is dropped; only its reply is lost.
     ///
     /// # Errors
     /// [`Error::Refused`] if the memory server or its service refuses; [`ServerMissing`](farlink_fabric::Error::ServerMissing) if it is
