@@ -251,11 +251,17 @@ impl<P: Plugin> Access for OnServer<P> {
 
     async fn follow(&self, from: &PageCopy, link: Link, hint: Hint) -> Result<PageCopy, Interrupt> {
         match (&self.scope, hint.direction) {
-            // What is beside the page where it began may be newer in the sender's cache.
-            (Scope::Below(_), Direction::Beside | Direction::Moved) => Err(self.decline(Decline::Leaves)),
+            // What is beside the page where it began may be newer in the sender's cache. Below level 0 nothing is.
+            (Scope::Below(_), direction) if direction != Direction::Down || from.level() == 0 => {
+                Err(self.decline(Decline::Leaves))
+            }
             (Scope::Above, Direction::Down) if from.level() <= 1 => Err(self.decline(Decline::Leaves)),
-            (Scope::Below(below), Direction::Down) => {
+            (Scope::Below(below), _) => {
                 let page = self.read(link).await?;
+                // It is beside, whatever the hint says.
+                if page.level() >= from.level() {
+                    return Err(self.decline(Decline::Leaves));
+                }
                 let mut path = self.path.borrow_mut();
                 if usize::from(page.level()) + path.len() + 1 == usize::from(below.level) {
                     path.push(link);

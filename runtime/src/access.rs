@@ -277,7 +277,8 @@ pub trait Access: FastPath {
     }
 
     /// Follows any number of links of any pages, several at a time ([`Handle::window`]); results come as pages arrive, one for
-    /// each link. More links can be added meanwhile.
+    /// each link. More links can be added meanwhile. All are taken to lead down ([`Hint::DOWN`]): a page of the same level is found, too,
+    /// but a memory server that does the rest of an operation for an owner gives the operation back there.
     fn follow_each<'a>(&'a self, links: impl IntoIterator<Item = (Rc<Self::Page<'a>>, Link)>) -> Each<'a, Self> {
         let mut each = Each { access: self, waiting: VecDeque::new(), running: FuturesUnordered::new(), count: 0 };
         for (from, link) in links {

@@ -27,8 +27,10 @@ use farlink_tests::{
     fleet::Fleet,
     plugins::{
         chains::{self, Chains, Push, Take, Values},
+        doubled::{self, BUCKETS, Double, Doubled, Find, Get, Set},
         mixed::{self, Mixed, Sum},
     },
+    strict::{Rules, Strict},
 };
 
 /// A cluster with a structure, and a worker beside it.
@@ -125,6 +127,54 @@ fn what_is_followed_together_overlaps_over_every_access() {
         let owned = cache::<Mixed>(false).own(worker, structure, ()).await?;
         assert_eq!(trips(worker, &owned).await?, 2);
         Ok(())
+    });
+}
+
+/// A page of the same level as the one where a shipped operation began is the owner's, whatever the hint says: the owner may have it
+/// newer.
+#[test]
+fn what_is_beside_the_start_of_a_shipped_operation_is_left_to_the_owner() {
+    let registry = Registry::new().with::<Doubled>();
+    let fleet = Fleet::start_of(3, 16 << 20, 1, FabricProfile::Fast, &registry).unwrap();
+    with_fleet(fleet, everywhere(PlacementPolicy::OneServer), async |worker, placement| {
+        let made = doubled::create(worker, "s", placement).await?;
+        let structure = farlink_runtime::access::Access::context(&made).structure.clone();
+        let mut kept = Vec::new();
+        for bucket in 0..BUCKETS {
+            kept.push(Some(made.execute(&Find { bucket }).await?));
+        }
+        let owned = cache::<Doubled>(true).own(worker, structure, ()).await?;
+        let engine = Engine::new(owned, Policies::new(Always), EngineOptions { level_max: Some(0) })?;
+        // The page beside is changed in the cache, and the bucket is not cached.
+        for (bucket, &kept) in (0..BUCKETS).zip(&kept) {
+            assert_eq!(engine.execute(&Set { bucket, value: 10 + bucket, kept }).await?, 0);
+        }
+        assert_eq!(engine.execute(&Get { bucket: 1, second: false }).await?, 11);
+        assert_eq!(engine.execute(&Set { bucket: 2, value: 22, kept: None }).await?, 12);
+        assert_eq!(engine.execute(&Get { bucket: 2, second: false }).await?, 22);
+        // What stays below is done there.
+        assert_eq!(Some(engine.execute(&Find { bucket: 3 }).await?), kept[3]);
+        let counts = engine.counts();
+        assert_eq!((counts.shipped, counts.came_back), (1, 2), "{counts:?}");
+        engine.cached().flush().await?;
+        for (bucket, value) in (0..BUCKETS).zip([10, 11, 22, 13]) {
+            assert_eq!(made.execute(&Get { bucket, second: false }).await?, value);
+        }
+        Ok(())
+    });
+}
+
+#[test]
+fn the_kit_ships_nothing_to_what_is_beside() {
+    with(FAST, everywhere(PlacementPolicy::OneServer), async |worker, placement| {
+        let made = doubled::create(worker, "s", placement).await?;
+        let strict = Strict::new(made, Rules { old_copies: false, conflicts: false, ..Rules::alone(1) });
+        for bucket in (0..BUCKETS).cycle().take(32) {
+            strict.execute(&Get { bucket, second: false }).await?;
+        }
+        let counts = strict.counts();
+        assert!(counts.shipped == 0 && counts.came_back > 4, "{counts:?}");
+        strict.execute(&Find { bucket: 1 }).await.map(drop)
     });
 }
 

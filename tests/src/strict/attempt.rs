@@ -218,7 +218,7 @@ impl<A: Access + 'static> Attempt<A> {
         link: Link,
         hint: Hint,
     ) -> Result<StrictPage<'a, A>, Interrupt> {
-        if self.below.is_some() && hint.direction != Direction::Down {
+        if self.below.is_some() && (hint.direction != Direction::Down || from.level() == 0) {
             return Err(self.decline());
         }
         let is_leaf = from.level() == 0 || from.level() == 1 && hint.direction == Direction::Down;
@@ -230,6 +230,9 @@ impl<A: Access + 'static> Attempt<A> {
             Some(inner) => self.inner().follow(inner, link, hint).await?,
             None => self.inner().open(Start::Page(link)).await?,
         };
+        if self.below.is_some() && page.level() >= from.level() {
+            return Err(self.decline());
+        }
         self.current(page, is_cached)
     }
 }

@@ -7,7 +7,8 @@
 //! - gives the function of a read words that belong together in no way, and then refuses the result;
 //! - hands out old copies of pages above level 0, as a cache of inner pages may ([`Rules::old_copies`]);
 //! - runs the rest of an operation, from an [`Access::descend`] on, as the memory server of the page would
-//!   ([`Rules::ships`]): parameters and answer as words, nothing beside the page, changes of one page only.
+//!   ([`Rules::ships`]): parameters and answer as words, no page that is not of a lower level than the one that leads
+//!   there, changes of one page only.
 //!
 //! It panics, with the operation's name, if an operation that says that it only reads changes a page, if one holds more pages
 //! than [`Rules::pages_max`], and, if it can look at the structure ([`Strict::looking`]), if an attempt ends behind an effect
