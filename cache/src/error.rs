@@ -59,6 +59,7 @@ pub enum Misuse {
     },
     /// A change has put a swizzled link where the layout names none, so that it would be written as it is, or one that stood
     /// in none of the pages of the change, or that stays where it was as well. (A link that was left where it stood, past a smaller count, is unswizzled.)
+    /// One of a page that has left the cache is found for as long as its frame has the same memory.
     #[error(
         "the change puts a swizzled link into word {word} of {page}, where the layout names none, or from elsewhere, or a second time"
     )]

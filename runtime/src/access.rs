@@ -639,7 +639,8 @@ pub trait Plugin: Copy + Default + fmt::Debug + Send + Sync + 'static {
     type Local: Default + fmt::Debug;
 
     /// The position of each link of a page above level 0 to a page one level below, the only link to it that is named. Links
-    /// to siblings are not among them, nor words that are no links.
+    /// to siblings are not among them, nor words that are no links. A cache may swizzle these words, and no others: what
+    /// may be set to one is said at [`PagesMut::set`].
     fn links(page: &(impl Words + ?Sized)) -> impl Iterator<Item = usize>;
 
     /// The part of the structure that is below one of those links. `None` if the page does not tell: operations are never

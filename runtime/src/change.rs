@@ -146,6 +146,11 @@ pub trait PagesMut {
     fn page(&self, slot: Slot) -> impl Words + '_;
 
     /// Sets a word of a page.
+    ///
+    /// A link that was read from a page may be swizzled. Such a word is moved, not copied, from a page of this change to a word that
+    /// [`Plugin::links`](crate::access::Plugin::links) names. All else is refused with [`Error::Cache`](crate::error::Error::Cache), but
+    /// perhaps for one whose page has left the cache long ago. Elsewhere a link is [`PageRef::link`](crate::access::PageRef::link) of its
+    /// page.
     fn set(&mut self, slot: Slot, index: usize, word: u64);
 
     /// Sets the words of a page from `index` on.

@@ -178,6 +178,39 @@ fn the_kit_ships_nothing_to_what_is_beside() {
     });
 }
 
+/// A second link to a page is the page's address, whatever is cached; the word of the first one is not copied.
+#[test]
+fn a_page_may_have_a_second_link_that_is_its_address() {
+    with(FAST, everywhere(PlacementPolicy::RoundRobin), async |worker, placement| {
+        let made = doubled::create(worker, "s", placement).await?;
+        let structure = farlink_runtime::access::Access::context(&made).structure.clone();
+        let owned = cache::<Doubled>(false).own(worker, structure, ()).await?;
+        for bucket in 0..BUCKETS {
+            owned.execute(&Set { bucket, value: 10 + bucket, kept: None }).await?;
+        }
+        let refused = owned.execute(&Double { copies: true }).await;
+        assert!(matches!(&refused, Err(Error::Cache(why)) if why.contains("a swizzled link into")), "{refused:?}");
+        owned.execute(&Double { copies: false }).await?;
+        for bucket in 0..BUCKETS {
+            assert_eq!(owned.execute(&Get { bucket, second: true }).await?, 10 + bucket);
+        }
+        owned.flush().await?;
+        for bucket in 0..BUCKETS {
+            assert_eq!(made.execute(&Get { bucket, second: true }).await?, 10 + bucket);
+        }
+        // Nothing is cached by a first link.
+        owned.close().await?;
+        let structure = farlink_runtime::access::Access::context(&made).structure.clone();
+        let owned = cache::<Doubled>(false).own(worker, structure, ()).await?;
+        for second in [true, false] {
+            for bucket in 0..BUCKETS {
+                assert_eq!(owned.execute(&Get { bucket, second }).await?, 10 + bucket);
+            }
+        }
+        Ok(())
+    });
+}
+
 /// A memory server whose program lacks the structure says which operation it does not know.
 #[test]
 fn an_operation_that_a_memory_server_does_not_have_is_named() {

@@ -60,7 +60,7 @@ impl Change<'_> {
     }
 
     /// Sets a word of `page`. A link is set to the id of a page, or to a link word that stood in a page of this change and
-    /// is set to something else there, if the layout still names it.
+    /// is set to something else there, if the layout names the word that is set.
     pub fn set(&mut self, page: usize, index: usize, word: u64) {
         self.fill(page, index, &[word]);
     }

@@ -503,11 +503,12 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         }
         for &Overwritten { page, index, .. } in change.overwritten.iter().filter(|_| is_news) {
             let (at, index) = (page as usize, index as usize);
-            // Data may be anything, but not what a link is at this moment.
+            // Data may be anything, but not what a link is at this moment, or was: that shows for as long as the frame has the same memory.
             if is_swizzled(change.bodies[at][index].load(Ordering::Relaxed))
                 && change.fates[at] == Fate::Changed
                 && let Link::Frame { frame, unit } = self.link_at(change.bodies[at], index)
-                && cache.arena.get(frame).is_some_and(|child| child.unit() == unit && child.parent() != NONE)
+                && frame != NONE
+                && cache.arena.get(frame).is_some_and(|child| child.unit() == unit)
                 && slots.binary_search(&(at, index)).is_err()
                 && left.binary_search(&(at, index)).is_err()
                 && !children.iter().any(|child| (child.page, child.slot, child.frame) == (at, index, frame))

@@ -99,6 +99,21 @@ fn a_swizzled_link_where_the_layout_names_none_is_refused() {
     assert!(test_bed.flushed().into_iter().eq((0..KEYS).map(|key| (key * 2, key))), "nothing is lost");
 }
 
+/// A link that was remembered until its page had left the cache. Nothing in the word says that it is no data.
+#[test]
+fn a_link_that_has_outlived_its_page_is_refused() {
+    test_bed().run(|tree| async move {
+        let other = tree.path(KEYS).await.unwrap().pop().unwrap();
+        let path = tree.path(100).await.unwrap();
+        let [.., above, leaf] = &path[..] else { panic!("a tree of several levels") };
+        let link = above.read(|words| words[value_at(View(words).child(100))].load(Relaxed)).unwrap();
+        assert!(is_swizzled(link) && other.id() != leaf.id());
+        assert!(tree.handle.invalidate(leaf.id(), tree.class).await.unwrap());
+        let refused = tree.handle.update(&other, |change| change.set(0, 31, link));
+        assert!(matches!(refused, Err(PageError::Misuse(Misuse::UnnamedLink { word: 31, .. }))), "{refused:?}");
+    });
+}
+
 /// Where the layout names fewer links than before, or none.
 #[test]
 fn swizzled_links_that_are_left_behind_are_unswizzled() {
