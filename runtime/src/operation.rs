@@ -161,14 +161,18 @@ pub async fn clean_up(worker: &Handle, attempts_max: u32, mut attempt: impl Asyn
     }
 }
 
-/// Repeats an attempt for as long as it asks for a restart, backing off more and more.
+/// Repeats an attempt for as long as it asks for a restart, backing off more and more. No page that an attempt meets is reused before
+/// the attempt has ended.
 ///
 /// # Errors
 /// What the attempt failed with; [`Error::Inconsistent`] if it met stale pages many times in a row.
 pub async fn retry<T>(worker: &Handle, mut attempt: impl AsyncFnMut() -> Result<T, Interrupt>) -> Result<T, Error> {
     let mut restarts = Restarts::default();
     loop {
-        match attempt().await {
+        let pin = worker.pin();
+        let outcome = attempt().await;
+        drop(pin);
+        match outcome {
             Ok(output) => return Ok(output),
             Err(interrupt) => restarts.back_off(worker, interrupt).await?,
         }

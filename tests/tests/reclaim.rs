@@ -3,9 +3,10 @@
 //!
 //! Everything here is counted, not timed: two compute servers take turns on one thread and do their own maintenance.
 
-use std::{collections::BTreeSet, rc::Rc, sync::Arc};
+use std::{cell::Cell, collections::BTreeSet, rc::Rc, sync::Arc};
 
 use farlink_runtime::{
+    access::Access,
     audit::{self, Memory},
     compute::ComputeServer,
     error::Error,
@@ -13,11 +14,12 @@ use farlink_runtime::{
     layout::CHUNK_BYTES,
     lock::{LockState, LockWord},
     one_sided::{OneSided, Proof},
+    operation::retry,
     page::LOCK,
     ptr::RemotePtr,
     worker::Worker,
 };
-use farlink_structures::map::Map;
+use farlink_structures::{btree::Tree, map::Map};
 use farlink_tests::{
     backend::{Cluster, FabricProfile},
     cluster,
@@ -258,6 +260,43 @@ fn a_pinned_reader_holds_reuse_back<S: Subject>() {
     drop(members);
     let report = cluster::check_tree(&fabric, TREE).unwrap();
     assert!(report.is_clean() && report.audit.held == 0, "{report:?}");
+}
+
+/// As an operation does, so does an attempt outside of one.
+#[test]
+fn an_attempt_holds_reuse_back_until_it_has_ended() {
+    let fabric = fabric::<Tree>();
+    let members = [Member::<Tree>::join(&fabric, 1), Member::join(&fabric, 2)];
+    let [reader, writer] = &members;
+    let keys = keys(1000);
+    let others: Vec<u64> = keys.iter().map(|key| key ^ 1).collect();
+    writer.insert(&keys);
+    settle(&members);
+    let structure = writer.tree.structure().clone();
+    let pages = raw::pages_of(&fabric, structure.id, structure.class);
+    let (worker, may_end) = (reader.tree.access().context().worker.clone(), Rc::new(Cell::new(false)));
+    let told = Rc::clone(&may_end);
+    let attempt = reader.worker.spawn(async move {
+        let until_told = async || {
+            while !told.get() {
+                worker.yield_now().await;
+            }
+            Ok(())
+        };
+        retry(&worker, until_told).await
+    });
+    reader.worker.turn();
+    writer.remove(&keys);
+    let freed = free_of(&fabric, &pages);
+    settle(&members);
+    writer.insert(&others);
+    assert!(freed.len() > 100 && free_of(&fabric, &pages) == freed, "a page was reused that an attempt may hold");
+    may_end.set(true);
+    reader.worker.block_on(attempt).unwrap();
+    settle(&members);
+    writer.remove(&others);
+    writer.insert(&keys);
+    assert_ne!(free_of(&fabric, &pages), freed, "nothing is reused, though nobody holds it back");
 }
 
 test_every_structure!(
