@@ -116,6 +116,36 @@ impl OwnerClaim for FileClaim {
 
 impl Drop for FileClaim {
     fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+        // Else its cluster has ended, and this is a claim of the next one.
+        if files::is_still_at(&self.locked, &self.path).unwrap_or(false) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+#[cfg(all(test, not(any(loom, miri))))]
+mod tests {
+    use super::*;
+
+    /// Claims in this directory, which is remade.
+    fn anew(cluster: &Path) -> Claims {
+        let _ = fs::remove_dir_all(cluster);
+        files::make_dir(&cluster.join("owners")).unwrap();
+        Claims::files(cluster)
+    }
+
+    #[test]
+    fn who_ends_late_leaves_the_next_cluster_alone() {
+        let scratch = tempfile::tempdir().unwrap();
+        let (dir, owner) = (scratch.path().join("cluster"), OwnerId::new(5).unwrap());
+        let first = anew(&dir).claim(owner).unwrap();
+        let claims = anew(&dir);
+        let second = claims.claim(owner).unwrap();
+        drop(first);
+        assert_eq!(claims.liveness(owner), Liveness::Alive);
+        assert!(second.holds());
+        drop(second);
+        assert_eq!(claims.liveness(owner), Liveness::Dead);
+        assert!(!dir.join("owners/5").exists());
     }
 }
