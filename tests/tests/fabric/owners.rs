@@ -3,12 +3,20 @@
 use std::sync::Arc;
 
 use farlink_runtime::{
-    fabric::{Fabric, Liveness},
+    compute::{ComputeOptions, ComputeServer, Maintenance},
+    error::Error,
+    fabric::{Error as FabricError, Fabric, Liveness, mem::MemFabric},
     lock::OwnerId,
+    ptr::{RemotePtr, ServerId},
+    server::{MemoryServer, ServeOptions},
 };
-use farlink_tests::backend::{Cluster, FabricProfile};
+use farlink_tests::{
+    backend::{Cluster, FabricProfile},
+    bounded::Watchdog,
+    cluster::{self, FAST},
+};
 
-use crate::on_each;
+use crate::{LIMIT, SERVER_BYTES, on_each};
 
 fn owner(incarnation: u64) -> OwnerId {
     OwnerId::new(incarnation).unwrap()
@@ -63,4 +71,26 @@ fn many_are_alive_at_once() {
         drop(claims);
         (100..164).for_each(|incarnation| wait_until_dead(cluster, owner(incarnation)));
     });
+}
+
+/// Nobody has taken it for dead: there is nobody.
+#[test]
+fn the_end_of_a_cluster_is_told_as_its_end() {
+    let _watchdog = Watchdog::start("the end of a cluster", LIMIT);
+    let scratch = cluster::scratch().unwrap();
+    let dir = scratch.path().join("cluster");
+    let options = ServeOptions { ephemeral: true, ..cluster::serve_options(&dir, 0, 1, SERVER_BYTES) };
+    let server = MemoryServer::start(&options).unwrap();
+    let fabric = Arc::new(MemFabric::open(&dir, FAST).unwrap());
+    let options = ComputeOptions { maintenance: Maintenance::Manual, ..ComputeOptions::default() };
+    let compute = ComputeServer::join(fabric, options).unwrap();
+    let worker = compute.worker().unwrap();
+    drop(server);
+    assert!(!dir.exists());
+    worker.check_standing().unwrap();
+    while compute.check_servers().is_ok() {
+        std::thread::yield_now();
+    }
+    let error = worker.block_on(worker.read(RemotePtr::new(ServerId::new(0).unwrap(), 64).unwrap(), 1)).unwrap_err();
+    assert!(matches!(*error, Error::Fabric(FabricError::ServerLost { .. })), "{error}");
 }

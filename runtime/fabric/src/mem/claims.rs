@@ -65,8 +65,8 @@ impl Claims {
             Self::Files(dir) => match files::private().open(file_of(dir, owner)) {
                 Ok(file) if is_locked(&file) => Liveness::Alive,
                 Ok(_) => Liveness::Dead,
-                // A claim is made before its incarnation is first used, and its file goes only with a clean exit.
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => Liveness::Dead,
+                // A claim is made before its incarnation is first used, and its file goes only with a clean exit, or with its cluster.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound && !is_over(dir) => Liveness::Dead,
                 Err(_) => Liveness::Alive,
             },
         }
@@ -77,6 +77,11 @@ impl Claims {
 fn given_out_twice(owner: OwnerId) -> Error {
     let server = ServerId::new(0).expect("0 is a server id");
     Error::BadRegion { server, why: format!("it gave out the incarnation of {owner}, which still runs") }
+}
+
+/// Whether the cluster of these claims has ended: then nobody finds any of them, and nobody is dead.
+fn is_over(dir: &Path) -> bool {
+    matches!(dir.try_exists(), Ok(false))
 }
 
 fn file_of(dir: &Path, owner: OwnerId) -> PathBuf {
@@ -110,7 +115,7 @@ struct FileClaim {
 impl OwnerClaim for FileClaim {
     /// Nobody but the system ends it, unless somebody deletes its file: then others count it as dead.
     fn holds(&self) -> bool {
-        self.locked.metadata().is_ok_and(|found| found.nlink() > 0)
+        self.locked.metadata().is_ok_and(|found| found.nlink() > 0) || self.path.parent().is_some_and(is_over)
     }
 }
 
@@ -147,5 +152,20 @@ mod tests {
         drop(second);
         assert_eq!(claims.liveness(owner), Liveness::Dead);
         assert!(!dir.join("owners/5").exists());
+    }
+
+    #[test]
+    fn nobody_is_dead_where_there_is_no_cluster_any_more() {
+        let scratch = tempfile::tempdir().unwrap();
+        let (dir, owner) = (scratch.path().join("cluster"), OwnerId::new(5).unwrap());
+        let claims = anew(&dir);
+        let claim = claims.claim(owner).unwrap();
+        fs::remove_dir_all(dir.join("owners")).unwrap();
+        assert!(claim.holds());
+        assert_eq!(claims.liveness(owner), Liveness::Alive);
+        // Here others find that it is not among those that live.
+        let claims = anew(&dir);
+        assert!(!claim.holds());
+        assert_eq!(claims.liveness(owner), Liveness::Dead);
     }
 }

@@ -203,12 +203,21 @@ fn remove_if_last(dir: &Path) {
     }
     if !has_regions(dir) {
         // The file last: once it is gone, somebody may begin a cluster here again.
-        let _ = fs::remove_dir_all(dir.join("owners"));
+        remove_owners(dir);
         let _ = fs::remove_dir_all(dir.join("connections"));
         remove_all(dir, &["acceptor-", "started-"]);
         let _ = fs::remove_file(path);
         let _ = fs::remove_dir(dir);
     }
+}
+
+/// All claims go at once: who has one is not dead for its cluster's end.
+fn remove_owners(dir: &Path) {
+    let gone = dir.join("owners.gone");
+    // Who was killed just here has left it.
+    let _ = fs::remove_dir_all(&gone);
+    let _ = fs::rename(dir.join("owners"), &gone);
+    let _ = fs::remove_dir_all(gone);
 }
 
 /// Removes files whose names begin so: what killed memory servers have left.
