@@ -152,8 +152,7 @@ impl ClusterFile {
             let draft = dir.join(format!("cluster.{:016x}", rand::random::<u64>()));
             let text = format!("farlink cluster\nid {:#x}\nservers {servers}\n", rand::random::<u64>());
             let made = private().create_new(true).open(&draft).and_then(|mut file| file.write_all(text.as_bytes()));
-            made.map_err(Error::io(failed()))?;
-            let linked = fs::hard_link(&draft, &path);
+            let linked = made.and_then(|()| fs::hard_link(&draft, &path));
             let _ = fs::remove_file(&draft);
             match linked {
                 Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(Error::io(failed())(error)),

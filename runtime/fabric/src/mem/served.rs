@@ -205,7 +205,7 @@ fn remove_if_last(dir: &Path) {
         // The file last: once it is gone, somebody may begin a cluster here again.
         remove_owners(dir);
         let _ = fs::remove_dir_all(dir.join("connections"));
-        remove_all(dir, &["acceptor-", "started-"]);
+        remove_all(dir, &["acceptor-", "started-", "cluster."]);
         let _ = fs::remove_file(path);
         let _ = fs::remove_dir(dir);
     }
@@ -255,4 +255,28 @@ fn lock_region(file: &File, server: ServerId, dir: &Path) -> Result<(), Error> {
         }
     }
     Err(Error::AlreadyServed { server, path: dir.to_path_buf() })
+}
+
+#[cfg(all(test, not(any(loom, miri))))]
+mod tests {
+    use super::*;
+
+    /// Else the directory stays, and nobody says so.
+    #[test]
+    fn an_ephemeral_cluster_takes_along_what_the_killed_have_left() {
+        let scratch = tempfile::tempdir().unwrap();
+        let dir = scratch.path().join("cluster");
+        let options = ServeRegion { dir: dir.clone(), server: 0, servers: 1, bytes: 1 << 16, any_size: false };
+        let mut region = ServedRegion::start(&options).unwrap();
+        region.make_ephemeral();
+        for left in ["cluster", "started-0", "acceptor-0"] {
+            fs::write(dir.join(format!("{left}.0123456789abcdef")), "").unwrap();
+        }
+        for left in ["owners", "owners.gone", "connections"] {
+            files::make_dir(&dir.join(left)).unwrap();
+            fs::write(dir.join(left).join("7"), "").unwrap();
+        }
+        drop(region);
+        assert!(!dir.exists());
+    }
 }
