@@ -3,6 +3,8 @@
 
 use std::ptr::NonNull;
 
+use hashbrown::HashSet;
+
 use super::{
     data_path::DataPath,
     device_fails,
@@ -14,7 +16,7 @@ use super::{
 };
 use crate::{
     buffer::LocalKey,
-    connection::{ConnectionState, OpenMemory, PeerId},
+    connection::{ConnectionState, OpenMemory, PeerId, far_offset},
     endpoint::{Capabilities, Completion, Endpoint, Request, Verb},
     error::Error,
     lock::OwnerId,
@@ -161,6 +163,20 @@ impl VerbsEndpoint {
         }
     }
 
+    /// Fails what is rung behind a failure that nobody was told of yet: a connection that was made anew would carry it out.
+    #[cold]
+    fn fail_behind(&mut self, requests: &mut Vec<Request>) {
+        let (broken, paths) = (broken(&self.early), &self.paths);
+        let behind = requests.extract_if(.., |request| {
+            let server = request.at.server();
+            broken.contains(&server) && paths.get(server.index()).is_some_and(|path| path.takes(request))
+        });
+        self.early.extend(behind.map(|Request { ticket, at, verb }| {
+            let error = Error::RequestFailed { what: verb.name(), at, why: "an earlier request failed".into() };
+            Completion { ticket, outcome: Err(Box::new(error)) }
+        }));
+    }
+
     /// Closes the message connection to a memory server, if there is one.
     fn unlink(&mut self, server: ServerId, in_order: bool) {
         if !matches!(self.connections.get(server.index()), Some(Some(_))) {
@@ -175,6 +191,15 @@ impl VerbsEndpoint {
             drop(connection.close(in_order, &mut self.early));
         }
     }
+}
+
+/// The memory servers to whose regions one of these has failed, and with it the connection.
+fn broken(completions: &[Completion]) -> HashSet<ServerId> {
+    let server = |completion: &Completion| match completion.outcome.as_ref().err()?.as_ref() {
+        Error::RequestFailed { at, .. } if far_offset(*at).is_none() => Some(at.server()),
+        _ => None,
+    };
+    completions.iter().filter_map(server).collect()
 }
 
 pub(super) fn outside(at: RemotePtr, verb: &Verb) -> Box<Error> {
@@ -200,6 +225,9 @@ impl Endpoint for VerbsEndpoint {
 
     #[inline]
     fn ring(&mut self, requests: &mut Vec<Request>) {
+        if !self.early.is_empty() {
+            self.fail_behind(requests);
+        }
         let mut push = |request: Request| {
             let at = request.at;
             match self.paths.get_mut(at.server().index()) {
@@ -316,6 +344,25 @@ impl Drop for VerbsEndpoint {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        connection::far,
+        endpoint::{Done, Ticket},
+    };
+
+    #[test]
+    fn only_a_request_to_a_region_breaks_the_way_there() {
+        let server = |number| ServerId::new(number).unwrap();
+        let in_region = |number| RemotePtr::new(server(number), 8).unwrap();
+        let failed = |at| Err(Box::new(Error::RequestFailed { what: "WRITE", at, why: String::new() }));
+        let outcomes = [
+            Ok(Done::Written),
+            failed(in_region(1)),
+            failed(far(server(2), 8)),
+            Err(outside(in_region(3), &Verb::WriteWord(0))),
+        ];
+        let early = outcomes.map(|outcome| Completion { ticket: Ticket(0), outcome });
+        assert_eq!(broken(&early), HashSet::from_iter([server(1)]));
+    }
 
     #[test]
     fn an_endpoint_promises_what_all_that_carry_out_its_atomics_do() {
