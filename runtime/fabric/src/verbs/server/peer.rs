@@ -59,7 +59,11 @@ impl PeerListener {
 
 /// Has a memory server know the port.
 fn listens(session: &Session, owner: OwnerId, port: u16) -> Result<(), Error> {
-    match session.ask(&Question::Listen { owner, port })?.wait()? {
+    let answer = session.ask(&Question::Listen { owner, port })?.wait().inspect_err(|_| {
+        // It may carry that out yet, and nobody could ever listen again.
+        drop(session.ask(&Question::Listen { owner, port: 0 }));
+    })?;
+    match answer {
         Answer::Refused(why) => Err(Error::BadOption { option: "owner", why }),
         _ => Ok(()),
     }
@@ -90,5 +94,26 @@ impl Listener for PeerListener {
 impl Drop for PeerListener {
     fn drop(&mut self) {
         self.shut();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::fake::Fake;
+
+    #[test]
+    fn a_port_that_a_memory_server_notes_too_late_is_taken_back() {
+        let (mut served, session) = Fake::new(0, 1).meet();
+        let owner = OwnerId::new(5).unwrap();
+        let listen = |port| Some(Question::Listen { owner, port });
+        let error = listens(&session, owner, 7).unwrap_err();
+        assert!(matches!(error, Error::ServerMissing { .. }), "{error}");
+        for port in [7, 0] {
+            assert_eq!(served.next(), listen(port));
+            served.say(&Answer::Done);
+        }
+        drop(session);
+        assert_eq!(served.next(), None);
     }
 }
