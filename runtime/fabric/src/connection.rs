@@ -81,8 +81,8 @@ impl fmt::Display for ListenerId {
     }
 }
 
-/// The address of a byte in what the other side of a connection has opened. `other` is the memory server for an endpoint, the
-/// peer's number for an endpoint. Offsets are below [`CONNECTION_BYTES_MAX`]; higher ones wrap.
+/// The address of a byte in what the other side of a connection has opened. `other` is the memory server for a worker's endpoint, the
+/// peer's number for a listener's. Offsets are below [`CONNECTION_BYTES_MAX`]; higher ones wrap.
 pub fn far(other: ServerId, offset: u64) -> RemotePtr {
     RemotePtr::new(other, REGION_BYTES_MAX + offset % CONNECTION_BYTES_MAX).expect("below 2^48 and not 0")
 }

@@ -5,7 +5,9 @@
 //! that it maps, **this library installs a handler for SIGBUS** (on Linux). The handler marks the mapping as cut off and
 //! puts zeroed memory of this process in the place of all of it; the access is repeated there and goes on. Whoever reads such
 //! a mapping asks [`Watch::is_cut_off`] *after* the access, and gives out nothing that was read if it is. A SIGBUS of any
-//! other cause goes to the handler that was there before, or ends the process as it always did.
+//! other cause goes to the handler that was there before. The standard library's, and this one where there was none, bring
+//! the system's default back: an access is repeated then, and ends the process. One that was *sent* (`kill -BUS`) has none: the
+//! process goes on, without this handler.
 //!
 //! The mappings are in a list whose entries are never freed, only used again: a signal handler can walk it at any time.
 

@@ -7,8 +7,8 @@
 //!
 //! From the bottom up: `ib` wraps the C library; `control` is the protocol in which both sides prove that they know the
 //! cluster's [`Secret`]; `session` is a control connection as the compute server has it; `connecting` makes a reliable
-//! connection; `queue` is such a connection with its requests; `connection` is a
-//! worker's way to a region, `connection` its [message connection](crate::connection); `endpoint` is all connections of a worker; `peers` finds compute servers that listen;
+//! connection; `queue` is such a connection with its requests; `data_path` is a
+//! worker's way to a region, `message_connection` its [message connection](crate::connection); `endpoint` is all connections of a worker; `peers` finds compute servers that listen;
 //! `server` is the memory server, and what of it a compute server needs that listens.
 //!
 //! What the fabric promises ([`Capabilities`](crate::Capabilities)): WRITEs and atomics are placed in order. Atomics
