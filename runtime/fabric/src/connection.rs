@@ -43,7 +43,7 @@ use crate::{
 };
 use crate::{
     lock::OwnerId,
-    ptr::{CONNECTION_BYTES_MAX, REGION_BYTES_MAX, RemotePtr, ServerId},
+    ptr::{FAR_BYTES, REGION_BYTES_MAX, RemotePtr, ServerId},
     region::Region,
     sync::{Arc, AtomicU64},
 };
@@ -82,9 +82,9 @@ impl fmt::Display for ListenerId {
 }
 
 /// The address of a byte in what the other side of a connection has opened. `other` is the memory server for a worker's endpoint, the
-/// peer's number for a listener's. Offsets are below [`CONNECTION_BYTES_MAX`]; higher ones wrap.
+/// peer's number for a listener's. Offsets are below [`FAR_BYTES`]; higher ones wrap.
 pub fn far(other: ServerId, offset: u64) -> RemotePtr {
-    RemotePtr::new(other, REGION_BYTES_MAX + offset % CONNECTION_BYTES_MAX).expect("below 2^48 and not 0")
+    RemotePtr::new(other, REGION_BYTES_MAX + offset % FAR_BYTES).expect("below 2^48 and not 0")
 }
 
 /// The offset of a [`far`] address; none for an address in a region.

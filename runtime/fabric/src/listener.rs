@@ -9,7 +9,7 @@ use crate::{
     endpoint::Endpoint,
     error::Error,
     memory::LocalMemory,
-    ptr::ServerId,
+    ptr::{FAR_BYTES, ServerId},
 };
 
 /// Why a memory server without threads takes no messages, or one whose threads have ended.
@@ -112,8 +112,10 @@ impl ListenOptions {
             });
         }
         let bytes = self.connection_bytes;
-        if !(CONNECTION_BYTES_MIN..=1 << 30).contains(&bytes) || !bytes.is_multiple_of(4096) {
-            let why = format!("{bytes}; a connection has {CONNECTION_BYTES_MIN} to 2^30 bytes, in multiples of 4096");
+        if !(CONNECTION_BYTES_MIN..=CONNECTION_BYTES_MAX).contains(&bytes) || !bytes.is_multiple_of(4096) {
+            let why = format!(
+                "{bytes}; a connection has {CONNECTION_BYTES_MIN} to {CONNECTION_BYTES_MAX} bytes, in multiples of 4096"
+            );
             return Err(Error::BadOption { option: "connection_bytes", why });
         }
         Ok(())
@@ -122,3 +124,7 @@ impl ListenOptions {
 
 /// The least that each side of a connection opens.
 pub const CONNECTION_BYTES_MIN: usize = 128 << 10;
+/// The most that each side of a connection opens.
+pub const CONNECTION_BYTES_MAX: usize = 1 << 30;
+
+const _: () = assert!(CONNECTION_BYTES_MAX as u64 <= FAR_BYTES);

@@ -27,10 +27,10 @@ const CLASS_MASK: u64 = SizeClass::SMALLEST.bytes() as u64 - 1;
 /// The highest number of memory servers in a cluster.
 pub const SERVERS_MAX: usize = 1 << SERVER_BITS;
 /// The size limit of one memory server's region, in bytes. Offsets from here on are those of
-/// [links](crate::connection).
-pub const REGION_BYTES_MAX: u64 = (1 << OFFSET_BITS) - CONNECTION_BYTES_MAX;
-/// The size limit of the memory that one side of a link opens, in bytes.
-pub const CONNECTION_BYTES_MAX: u64 = 1 << 32;
+/// [connections](crate::connection).
+pub const REGION_BYTES_MAX: u64 = (1 << OFFSET_BITS) - FAR_BYTES;
+/// How many offsets there are for what one side of a connection opens.
+pub const FAR_BYTES: u64 = 1 << 32;
 
 const _: () = assert!(1 + SERVER_BITS + OFFSET_BITS == 64);
 const _: () = assert!(size_of::<RemotePtr>() == 8 && size_of::<Option<RemotePtr>>() == 8);

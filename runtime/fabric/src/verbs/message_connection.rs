@@ -18,7 +18,7 @@ use crate::{
     connection::{ConnectionState, OpenMemory, PeerId},
     endpoint::{Completion, Request},
     error::Error,
-    listener::CONNECTION_BYTES_MIN,
+    listener::{CONNECTION_BYTES_MAX, CONNECTION_BYTES_MIN},
     ptr::ServerId,
     sync::Arc,
     wire::DecodeError,
@@ -26,8 +26,6 @@ use crate::{
 
 /// Requests of a message connection in its queue pair; more wait their turn.
 pub(super) const MESSAGE_DEPTH: u32 = 64;
-/// More than any memory server opens.
-const CONNECTION_BYTES_MAX: u64 = 1 << 30;
 
 #[derive(Debug)]
 pub(super) struct MessageConnection {
@@ -54,8 +52,9 @@ impl MessageConnection {
         who: PeerId,
     ) -> Result<(Self, OpenMemory), Error> {
         let missing = |why: String| session.missing(why);
+        let possible = CONNECTION_BYTES_MIN as u64..=CONNECTION_BYTES_MAX as u64;
         let bytes = match session.ask(&Question::Listens)?.wait()? {
-            Answer::Listens { bytes } if (CONNECTION_BYTES_MIN as u64..=CONNECTION_BYTES_MAX).contains(&bytes) => bytes,
+            Answer::Listens { bytes } if possible.contains(&bytes) => bytes,
             Answer::Refused(why) => return Err(missing(why)),
             _ => return Err(DecodeError("a memory server answered something else than was asked").into()),
         };
