@@ -78,7 +78,8 @@ impl<P: Plugin> Cached<P> {
         }
         if is_shared {
             let old = old.into_iter().zip(overlaps).map(|((page, role), overlap)| (page, role, overlap)).collect();
-            return Box::pin(self.change_shared(old, new, f, passage)).await;
+            drop(passage);
+            return Box::pin(self.change_shared(old, new, f)).await;
         }
         drop(passage);
         self.until_unlocked(old.iter().map(|(page, _)| page).filter(|page| page.level() > 0).map(PageRef::link)).await;

@@ -277,7 +277,7 @@ impl Log {
         if state.pending.words > PENDING_WORDS_MAX {
             self.0.has_chores.store(1, Ordering::Relaxed);
         }
-        if state.pending.words > RESERVED_WORDS {
+        if self.unwritten_words(&state) > RESERVED_WORDS {
             self.0.is_tight.store(1, Ordering::Relaxed);
         }
         state.next
@@ -308,7 +308,7 @@ impl Log {
         };
         let words = state.pending.words + image.len();
         let fits = (words <= RESERVED_WORDS || state.pending.words == 0)
-            && (self.has_room() || image.len() + self.expected_words(&state) <= empty * SHARE_WORDS_MAX);
+            && image.len() + self.expected_words(&state) <= empty * SHARE_WORDS_MAX;
         if !fits {
             return Err((state.pending.words > 0).then_some(state.next));
         }

@@ -52,8 +52,12 @@ impl Log {
 
     /// Words that there has to be room for: what is admitted, pending, or on its way without a place.
     pub(super) fn expected_words(&self, state: &State) -> usize {
-        let [admitted, unplaced] = [&self.0.admitted, &self.0.unplaced].map(|words| words.load(Ordering::Relaxed));
-        (admitted + unplaced) as usize + state.pending.words
+        self.0.admitted.load(Ordering::Relaxed) as usize + self.unwritten_words(state)
+    }
+
+    /// Words that are pending, or on their way without a place.
+    pub(super) fn unwritten_words(&self, state: &State) -> usize {
+        state.pending.words + self.0.unplaced.load(Ordering::Relaxed) as usize
     }
 
     /// [`Self::admit`] for those who do not want to wait; `None` says nothing.
@@ -75,7 +79,8 @@ impl Log {
                 let (state, room) = (self.state(), self.room());
                 let empty = room.space.empty_count();
                 let pending = (state.pending.words > RESERVED_WORDS).then_some(state.next);
-                self.0.is_tight.store(u64::from(pending.is_some() || empty < RESERVE), Ordering::Relaxed);
+                let is_tight = self.unwritten_words(&state) > RESERVED_WORDS || empty < RESERVE;
+                self.0.is_tight.store(is_tight.into(), Ordering::Relaxed);
                 match pending {
                     Some(batch) => Blocked::Pending(batch),
                     None => {

@@ -68,7 +68,7 @@ fn who_rests_in_an_operation_changes_nothing_that_has_gone() {
     let cuts = [3000, 6000].map(|key| guest.worker.block_on(guest.tree.leaf_low(key)).unwrap());
     let [low, piece, high] = KeyRange::cut_at(&cuts).try_into().unwrap();
     let owners = [Owner::with(&fabric, 1, &[low, piece], logged()), Owner::with(&fabric, 2, &[high], logged())];
-    let (mut done, mut refused) = (0, 0);
+    let (mut done, mut refused, mut waited) = (0, 0, 0);
     for rest in 0..RESTS {
         let (from, to) = (&owners[rest % 2], &owners[1 - rest % 2]);
         // Many of one leaf, so that it splits.
@@ -106,8 +106,8 @@ fn who_rests_in_an_operation_changes_nothing_that_has_gone() {
         });
         model.insert(key, 2);
         let has_waited = turns > TURNS;
-        // What rests was in the cache by then, or did not begin: who gives up a region needs nobody to be polled.
-        assert!(!has_waited, "{rest}: giving up has waited for who rests");
+        // Only for one that holds a shared page's remote lock.
+        waited += u32::from(has_waited);
         while outcome.borrow().is_none() {
             go_on();
         }
@@ -118,7 +118,7 @@ fn who_rests_in_an_operation_changes_nothing_that_has_gone() {
         }
         assert_eq!(worker.block_on(there.get(key)).unwrap(), Some(2), "{rest}");
     }
-    assert!(done > 0 && refused > 0, "{done} done, {refused} refused");
+    assert!(done > 0 && refused > 0 && waited > 0, "{done} done, {refused} refused, {waited} waited for");
     owners.iter().for_each(Owner::close);
     settle(owners.iter().map(|owner| &owner.member).chain([&guest]));
     drop((owners, guest));
