@@ -47,7 +47,8 @@ struct InRound<'a>(&'a AtomicBool);
 
 impl<'a> InRound<'a> {
     fn begin(flag: &'a AtomicBool) -> Option<Self> {
-        (!flag.swap(true, Ordering::Acquire)).then_some(Self(flag))
+        // Not made in vain: dropped, it would end that of another.
+        (!flag.swap(true, Ordering::Acquire)).then(|| Self(flag))
     }
 }
 
@@ -132,4 +133,18 @@ pub(crate) async fn read_slots<R: Remote>(remote: &R, board: &Board) -> Result<V
         slots.extend(words.chunks_exact(SLOT_WORDS).map(|slot| [slot[0], slot[1]]));
     }
     Ok(slots)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_finds_a_round_under_way_does_not_end_it() {
+        let flag = AtomicBool::new(false);
+        let round = InRound::begin(&flag).expect("there is none");
+        assert!((0..3).all(|_| InRound::begin(&flag).is_none()));
+        drop(round);
+        assert!(InRound::begin(&flag).is_some());
+    }
 }
