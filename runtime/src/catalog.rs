@@ -590,12 +590,19 @@ pub async fn destroy(worker: &Handle, name: &str) -> Result<u64, Error> {
 
 /// Frees every live page of a structure.
 async fn free_all(worker: &Handle, id: StructureId) -> Result<u64, Error> {
-    let audit = audit::audit(worker, id, None, &HashSet::new()).await?;
     let mut count = 0;
-    for page in audit.leaked {
-        count += u64::from(pages::free_unlinked(worker, id, page).await?);
+    loop {
+        let audit = audit::audit(worker, id, None, &HashSet::new()).await?;
+        let mut has_repaired = false;
+        for page in audit.leaked {
+            let freed = pages::free_unlinked(worker, id, page).await?;
+            count += u64::from(freed.is_freed);
+            has_repaired |= freed.has_repaired;
+        }
+        if !has_repaired {
+            return Ok(count);
+        }
     }
-    Ok(count)
 }
 
 fn require_name(name: &str, option: &'static str) -> Result<(), Error> {

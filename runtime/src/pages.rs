@@ -33,6 +33,7 @@ use crate::{
     lock::{LockState, LockWord},
     page::{HEADER_WORDS, IDENTITY, Identity, LOCK, PAGE_WORDS_MAX, SizeClass, StructureId},
     ptr::{Link, RemotePtr},
+    redo::Recover as _,
     remote::{claim_word, take_word},
     structure::Placement,
     worker::Handle,
@@ -40,7 +41,7 @@ use crate::{
 
 /// What one scan of the bitmaps aims to collect.
 const COLLECTED: Lot = Lot::new(256, 256 << 10);
-/// Tries to return pages to a chunk that others change; a tenth of a second or more.
+/// Tries to return pages to a chunk that others change, or to free one that others have locked; a tenth of a second or more.
 pub(crate) const GIVE_BACK_ATTEMPTS_MAX: u32 = 10_000;
 /// Tries to get pages of chunks that others change, where there are no others: some milliseconds.
 pub(crate) const BUSY_ATTEMPTS_MAX: u32 = 100;
@@ -135,26 +136,76 @@ pub async fn free_owned(worker: Handle, at: RemotePtr, class: SizeClass, lock: L
     Ok(())
 }
 
-/// Frees a live page of a structure to which nothing leads any more; false if it is none, or somebody holds its lock.
+/// What came of [`free_unlinked`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Freed {
+    pub(crate) is_freed: bool,
+    /// A dead one's change was finished: pages that were new in it are live from now on.
+    pub(crate) has_repaired: bool,
+}
+
+/// Frees a live page of a structure to which nothing leads any more, if it is one. What a dead compute server has done to it is finished
+/// before.
 ///
 /// # Errors
-/// If the memory server is lost.
-pub(crate) async fn free_unlinked(worker: &Handle, structure: StructureId, link: Link) -> Result<bool, Error> {
-    let Some((at, class)) = link.remote() else { return Ok(false) };
-    // Alone: what comes of a request that fails is read from the word, which another task would set to the same.
-    let _slot = worker.take_slots([at].into_iter()).await;
-    let header = worker.read(at, HEADER_WORDS).await?;
-    let lock = LockWord::from_word(header[LOCK]);
-    let is_it = Identity::from_word(header[IDENTITY]).is_some_and(|found| found.structure == structure);
-    if !is_it || lock.state() != LockState::Unlocked {
-        return Ok(false);
+/// [`Error::OwnerStalled`] if somebody who lives has it locked for long; if a memory server is lost, or there is no memory for a record.
+pub(crate) async fn free_unlinked(worker: &Handle, structure: StructureId, link: Link) -> Result<Freed, Error> {
+    let mut freed = Freed::default();
+    let Some((at, class)) = link.remote() else { return Ok(freed) };
+    let (mut attempt, begun_ns) = (0, worker.clock().now_ns());
+    loop {
+        // Alone: what comes of a request that fails is read from the word, which another task would set to the same.
+        let slot = worker.take_slots([at].into_iter()).await;
+        let header = worker.read(at, HEADER_WORDS).await?;
+        if !Identity::from_word(header[IDENTITY]).is_some_and(|found| found.structure == structure) {
+            return Ok(freed);
+        }
+        let lock = LockWord::from_word(header[LOCK]);
+        let owner = match lock.state() {
+            LockState::Free => return Ok(freed),
+            LockState::Unlocked => {
+                freed.is_freed = free_if(worker, at, class, lock).await?;
+                if freed.is_freed {
+                    return Ok(freed);
+                }
+                continue;
+            }
+            LockState::LockedBy(owner) => owner,
+        };
+        // To repair it takes the slot.
+        drop(slot);
+        if worker.is_dead(owner) {
+            freed.has_repaired = true;
+            match worker.repair(at, class, lock, owner).await.map_err(|error| *error) {
+                // Nobody knows what it was to be, and nobody needs to.
+                Err(Error::PageDamaged { .. }) => {
+                    let _slot = worker.take_slots([at].into_iter()).await;
+                    freed.is_freed = free_if(worker, at, class, lock).await?;
+                    if freed.is_freed {
+                        return Ok(freed);
+                    }
+                }
+                repaired => repaired?,
+            }
+            continue;
+        }
+        if attempt >= GIVE_BACK_ATTEMPTS_MAX {
+            let waited = Duration::from_nanos(worker.clock().now_ns() - begun_ns);
+            return Err(Error::OwnerStalled { page: at, owner, waited });
+        }
+        worker.back_off(attempt).await;
+        attempt += 1;
     }
+}
+
+/// Frees a page that has this lock word; false if it is another one by now, or the request had no effect.
+async fn free_if(worker: &Handle, at: RemotePtr, class: SizeClass, lock: LockWord) -> Result<bool, Error> {
     let free = LockWord::free(lock.next_version(), Some(worker.owner()));
-    if !claim_word(worker, at, lock.word(), free.word()).await? {
-        return Ok(false);
+    let is_ours = claim_word(worker, at, lock.word(), free.word()).await?;
+    if is_ours {
+        worker.compute().pages.retire(std::iter::once(FreePage { at, class, version: free.version() }));
     }
-    worker.compute().pages.retire(std::iter::once(FreePage { at, class, version: free.version() }));
-    Ok(true)
+    Ok(is_ours)
 }
 
 /// Frees those of the pages in [doubt](SharedPages::doubt) whose grace is over and that nobody has freed.

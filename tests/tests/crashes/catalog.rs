@@ -1,20 +1,26 @@
-//! Structures that are made, filled or dropped when their compute server dies.
+//! Structures that are made, filled or dropped when their compute server dies, or another one has.
 
-use std::marker::PhantomData;
+use std::{marker::PhantomData, sync::Arc};
 
 use farlink_runtime::{
+    audit,
     catalog::{self, CreateOptions},
     error::Error,
+    fabric::{
+        Fabric,
+        mortal::{MortalFabric, Order},
+    },
     one_sided::{OneSided, Proof},
     page::SizeClass,
     report::Report,
+    server,
     structure::{OPTIONS, StructurePlacement},
     worker::{Handle, Worker},
 };
-use farlink_structures::map::Map;
+use farlink_structures::{btree::Tree, map::Map};
 use farlink_tests::{
-    cluster::FAST,
-    crash::{Scene, enumerate},
+    cluster::{self, FAST},
+    crash::{Member, Scene, enumerate},
     subject::{StructureName, Subject},
     test_every_structure,
 };
@@ -115,3 +121,89 @@ fn dropped<S: Subject>() {
 }
 
 test_every_structure!(made, dropped);
+
+fn fabric() -> Result<Arc<dyn Fabric>, Error> {
+    Ok(Arc::new(server::in_process(1, 2 << 20, FAST)?))
+}
+
+fn assert_empty(fabric: &Arc<dyn Fabric>, context: &str) -> Result<(), Error> {
+    let auditor = Member::join(fabric, 1000)?;
+    auditor.maintain()?;
+    assert!(auditor.worker().block_on(catalog::list(auditor.worker()))?.is_empty(), "{context}");
+    let memory = auditor.worker().block_on(audit::memory(auditor.worker()))?;
+    assert_eq!(memory.used_bytes(), 0, "{context}: of {memory:?}");
+    Ok(())
+}
+
+/// It dies after so many requests of a change, and another one drops the structure before anybody looks for the dead; whether it lives.
+fn lives_changing(after: u64, change: impl AsyncFnOnce(&Opened<Tree>) -> Result<(), Error>) -> Result<bool, Error> {
+    let fabric = fabric()?;
+    cluster::create::<Tree>(&fabric, NAME, PAGE_BYTES, Proof::Checksum)?;
+    cluster::load::<Tree>(&fabric, NAME, keys(60), 1.0)?;
+    let mortal = MortalFabric::new(Arc::clone(&fabric), Order::Posted, false);
+    let victim = Member::join(&(Arc::new(mortal.clone()) as _), 1)?;
+    let map = victim.worker().block_on(Opened::<Tree>::open(victim.worker(), NAME, Proof::Checksum))?;
+    // From now on it is a writer.
+    victim.worker().block_on(map.update(10, 10))?;
+    mortal.dies_after(after);
+    let lives = victim.worker().block_on(change(&map)).is_ok();
+    drop(map);
+    mortal.dies_after(0);
+    drop(victim);
+    let other = Member::join(&fabric, 2)?;
+    other.worker().block_on(catalog::destroy(other.worker(), NAME))?;
+    other.maintain()?;
+    drop(other);
+    assert_empty(&fabric, &format!("after {after} requests"))?;
+    Ok(lives)
+}
+
+#[test]
+fn what_a_dead_one_has_locked_goes_with_the_structure() -> Result<(), Error> {
+    let plays: [fn(u64) -> Result<bool, Error>; 2] = [
+        |after| lives_changing(after, async |map| map.update(20, 1).await.map(drop)),
+        // A leaf is split.
+        |after| lives_changing(after, async |map| map.insert(25, 1).await.map(drop)),
+    ];
+    for play in plays {
+        let mut after = 0;
+        while !play(after)? {
+            after += 1;
+        }
+        assert!(after > 2, "{after}");
+    }
+    Ok(())
+}
+
+/// It dies while it fills a new structure: a page is locked for one word, of which no record tells.
+#[test]
+fn what_was_locked_as_it_was_made_is_freed() -> Result<(), Error> {
+    let (mut after, mut lives) = (0, false);
+    while !lives {
+        let fabric = fabric()?;
+        let mortal = MortalFabric::new(Arc::clone(&fabric), Order::Posted, false);
+        let victim = Member::join(&(Arc::new(mortal.clone()) as _), 1)?;
+        let class = SizeClass::of_bytes(PAGE_BYTES).expect("a size class");
+        let options = CreateOptions { class, placement: StructurePlacement::default(), options: [0; OPTIONS] };
+        let dying = mortal.clone();
+        let fill = async move |access: &OneSided<Tree>| {
+            let map = Map::over(access.clone());
+            map.insert(1, 1).await?;
+            dying.dies_after(after);
+            map.update(1, 2).await.map(drop)
+        };
+        let worker = victim.worker();
+        lives = worker.block_on(catalog::create_with(worker, NAME, &options, Proof::Checksum, fill)).is_ok();
+        mortal.dies_after(0);
+        drop(victim);
+        let survivor = Member::join(&fabric, 2)?;
+        survivor.maintain()?;
+        let dropped = survivor.worker().block_on(catalog::destroy(survivor.worker(), NAME));
+        assert!(matches!(dropped, Ok(_) | Err(Error::NoSuchName { .. })), "{dropped:?}");
+        drop(survivor);
+        assert_empty(&fabric, &format!("after {after} requests"))?;
+        after += 1;
+    }
+    assert!(after > 4, "{after}");
+    Ok(())
+}
