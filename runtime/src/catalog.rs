@@ -14,7 +14,7 @@
 //!
 //! A structure has an entry before it has a page, and until its last page is free: an unfinished one, which keeps the name and
 //! which nobody else finds. So when a compute server dies that was making a structure, filling it or dropping it, the others know
-//! that its pages are nobody's, and free them (`free_unfinished`).
+//! that its pages are nobody's, and free them (`free_unfinished`). What one that lives could not free, its maintenance frees.
 //!
 //! Each structure has a descriptor, a page of its own of 4 KiB:
 //!
@@ -25,13 +25,14 @@
 //! word 32..   partition map: see `partition`
 //! ```
 
-use std::collections::HashSet;
+mod unfinished;
 
 use futures_util::future::join_all;
 
+use self::unfinished::free_own;
+pub(crate) use self::unfinished::{free_left, free_unfinished};
 use crate::{
     access::{Access, Cause, Each, Interrupt, NewPage, Operations, PageRef, Pages, PagesMut, Plugin, Slot, Start},
-    audit,
     error::Error,
     layout::{CATALOG_CLASS, CATALOG_PAGES, catalog_page_at},
     lock::OwnerId,
@@ -369,7 +370,7 @@ pub struct CreateOptions {
 ///
 /// # Errors
 /// If the name is taken, empty or too long, the size is none for its root, the catalog is full or damaged, memory is full, or
-/// the fabric fails. Nothing is left behind then.
+/// the fabric fails. Nothing is left behind then; what cannot be freed at once, maintenance frees.
 pub async fn create<P: Plugin>(
     worker: &Handle,
     name: &str,
@@ -434,8 +435,10 @@ pub async fn create_with<P: Plugin>(
             Ok(access.guarded())
         };
         let made = made.await;
-        if made.is_err() {
-            free_entry(worker, id).await?;
+        if made.is_err()
+            && let Err(error) = free_own(worker, id).await
+        {
+            tracing::warn!(%error, "what a structure has that was not made is freed later");
         }
         made
     };
@@ -529,49 +532,13 @@ async fn change_entry(worker: &Handle, id: StructureId, f: impl Fn(&mut OneSided
     .await
 }
 
-/// Frees all pages of a structure whose entry is unfinished, and then the entry; how many pages.
-async fn free_entry(worker: &Handle, id: StructureId) -> Result<u64, Error> {
-    let count = free_all(worker, id).await?;
-    change_entry(worker, id, |pages, entry| pages.set(entry, KIND, 0)).await?;
-    Ok(count)
-}
-
-/// Frees the structures that those were making or dropping who are `dead`, and whose changes are finished. May be begun again by
-/// others at any point, and several may do it at once. Of whom something is left, and why: what is left is still entered.
-pub(crate) async fn free_unfinished(worker: &Handle, dead: &[OwnerId]) -> (Vec<OwnerId>, Result<(), Error>) {
-    let access = access(worker);
-    let all = match retry(worker, async || read_sound(&access).await).await {
-        Ok(Sound { entries, .. }) => entries,
-        Err(error) => return (dead.to_vec(), Err(error)),
-    };
-    let (mut left, mut outcome) = (Vec::new(), Ok(()));
-    for (_, entry) in all {
-        if let Entry::Unfinished { id, name, by } = entry
-            && dead.contains(&by)
-        {
-            match free_entry(worker, id).await {
-                Ok(pages) => {
-                    tracing::info!(name, %by, pages, "freed what a dead compute server was making or dropping")
-                }
-                // Somebody else was faster.
-                Err(Error::NoSuchName { .. }) => {}
-                // It keeps no other from being freed.
-                Err(error) => {
-                    left.push(by);
-                    outcome = outcome.and(Err(error));
-                }
-            }
-        }
-    }
-    (left, outcome)
-}
-
 /// Takes a structure out of the catalog and frees all its pages; how many. Nobody may use it any more: what others do to it
 /// meanwhile fails, and pages that they add may stay behind.
 ///
 /// # Errors
-/// If there is no structure of that name, somebody owns it who lives ([`Error::Owned`]), the catalog is damaged, or the fabric
-/// fails: then pages may be left.
+/// If there is no structure of that name, somebody owns it who lives ([`Error::Owned`]), somebody who lives has a page of it, or the
+/// catalog, locked for long ([`Error::OwnerStalled`]), the catalog is damaged, or the fabric fails. If pages are left then, maintenance
+/// frees them, and the name is taken until it has.
 pub async fn destroy(worker: &Handle, name: &str) -> Result<u64, Error> {
     let structure = find(worker, name).await?;
     let writer = ownership::Writer::default();
@@ -583,26 +550,9 @@ pub async fn destroy(worker: &Handle, name: &str) -> Result<u64, Error> {
         change_entry(&handle, structure.id, |pages, entry| leave_unfinished(pages, entry, owner)).await?;
         // Its partition map goes with it.
         ownership::forget(&handle, &structure);
-        free_entry(&handle, structure.id).await
+        free_own(&handle, structure.id).await
     };
     worker.spawn_to_end(end).await
-}
-
-/// Frees every live page of a structure.
-async fn free_all(worker: &Handle, id: StructureId) -> Result<u64, Error> {
-    let mut count = 0;
-    loop {
-        let audit = audit::audit(worker, id, None, &HashSet::new()).await?;
-        let mut has_repaired = false;
-        for page in audit.leaked {
-            let freed = pages::free_unlinked(worker, id, page).await?;
-            count += u64::from(freed.is_freed);
-            has_repaired |= freed.has_repaired;
-        }
-        if !has_repaired {
-            return Ok(count);
-        }
-    }
 }
 
 fn require_name(name: &str, option: &'static str) -> Result<(), Error> {

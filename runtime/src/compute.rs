@@ -240,7 +240,7 @@ impl ComputeServer {
     pub async fn maintain(&self, worker: &Handle) -> Result<(), Error> {
         self.shared.check_standing()?;
         // One that cannot be finished does not hold up the rest.
-        let swept = recovery::sweep(worker, catalog::free_unfinished).await;
+        let swept = sweep(worker).await;
         round(worker, &self.shared).await?;
         swept.map(drop)
     }
@@ -254,7 +254,7 @@ impl ComputeServer {
     pub async fn settle(&self, worker: &Handle) -> Result<bool, Error> {
         self.shared.check_standing()?;
         for attempt in 0..SETTLE_ROUNDS_MAX {
-            let left = recovery::sweep(worker, catalog::free_unfinished).await;
+            let left = sweep(worker).await;
             round(worker, &self.shared).await?;
             let is_waiting = self.shared.pages.deferred() != 0;
             match left {
@@ -362,10 +362,10 @@ fn maintain_until(shared: &Arc<Shared>, stopped: &mpsc::Receiver<()>) {
             break;
         }
         if worker.clock().now_ns() >= sweep_ns {
-            sweep_rest = match worker.block_on(recovery::sweep(&worker, catalog::free_unfinished)) {
+            sweep_rest = match worker.block_on(sweep(&worker)) {
                 Ok(_) => SWEEP_REST,
                 Err(error) => {
-                    tracing::warn!(%error, "what dead compute servers have left was not finished");
+                    tracing::warn!(%error, "what dead compute servers have left, or this one, was not finished");
                     // It looks at all pages each time, and what is in the way may stay.
                     (sweep_rest * 2).min(FAILED_SWEEP_REST_MAX)
                 }
@@ -471,6 +471,13 @@ pub async fn living(worker: &Handle) -> Result<Vec<OwnerId>, Error> {
     Ok(all.filter(|&owner| !worker.is_dead(owner)).collect())
 }
 
+/// Finishes what dead compute servers have left, and this one: of how many dead ones something is left.
+async fn sweep(worker: &Handle) -> Result<usize, Error> {
+    let swept = recovery::sweep(worker, catalog::free_unfinished).await;
+    catalog::free_left(worker).await?;
+    swept
+}
+
 /// One round of maintenance; true if there is reason to come again soon.
 pub(crate) async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
     // Operations learn of what it finds: their requests fail.
@@ -507,6 +514,9 @@ async fn leave(worker: &Handle, shared: &Shared, pause: impl AsyncFn(u32)) {
         {
             tracing::debug!(%error, "what others have left whose slots were taken is left to the next one");
         }
+        if let Err(error) = catalog::free_left(worker).await {
+            tracing::debug!(%error, "structures that were not made or dropped to the end are handed over");
+        }
         for attempt in 0..DOUBT_ROUNDS_MAX {
             let may_hand_over = attempt >= LEAVE_ROUNDS_MAX && shared.pages.in_doubt() == 0;
             if may_hand_over || shared.pages.deferred() == 0 {
@@ -519,7 +529,8 @@ async fn leave(worker: &Handle, shared: &Shared, pause: impl AsyncFn(u32)) {
         // Maintenance is a worker, too, and may have taken pages for a ring.
         worker.pages().give_back(&shared.pages);
         repeat(worker, async || pages::give_back(worker, shared.pages.take_all()).await).await?;
-        if shared.pages.deferred() != 0 || shared.displaces.load(Ordering::Acquire) {
+        let is_unfinished = !lock(&shared.unfinished).is_empty();
+        if is_unfinished || shared.pages.deferred() != 0 || shared.displaces.load(Ordering::Acquire) {
             return Ok(());
         }
         let incarnation = u64::from(shared.owner.incarnation());

@@ -11,6 +11,7 @@ use crate::{
     layout::Geometry,
     local_locks::LocalLocks,
     lock::OwnerId,
+    page::StructureId,
     ptr::RemotePtr,
     sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock},
     tenure::Tenures,
@@ -48,6 +49,8 @@ pub(crate) struct Shared {
     pub(crate) abandoned: AtomicBool,
     pub(crate) past: Mutex<Counters>,
     pub(crate) claim: Mutex<Option<Box<dyn OwnerClaim>>>,
+    /// Structures that it was making or dropping, whose pages are yet to be freed.
+    pub(crate) unfinished: Mutex<HashSet<StructureId>>,
     /// It has taken the slot of a dead one, and what that one has left may not be finished.
     pub(crate) displaces: AtomicBool,
     /// It was taken for dead, and knows.
@@ -89,6 +92,7 @@ impl Shared {
             abandoned: AtomicBool::new(false),
             past: Mutex::new(Counters::default()),
             claim: Mutex::new(None),
+            unfinished: Mutex::default(),
             displaces: AtomicBool::new(false),
             is_fallen: AtomicBool::new(false),
             tenures: std::sync::Arc::default(),

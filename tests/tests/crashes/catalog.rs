@@ -1,4 +1,4 @@
-//! Structures that are made, filled or dropped when their compute server dies, or another one has.
+//! Structures that are made, filled or dropped when their compute server dies, or cannot free them.
 
 use std::{marker::PhantomData, sync::Arc};
 
@@ -10,6 +10,7 @@ use farlink_runtime::{
         Fabric,
         mortal::{MortalFabric, Order},
     },
+    lock::LockWord,
     one_sided::{OneSided, Proof},
     page::SizeClass,
     report::Report,
@@ -205,5 +206,39 @@ fn what_was_locked_as_it_was_made_is_freed() -> Result<(), Error> {
         after += 1;
     }
     assert!(after > 4, "{after}");
+    Ok(())
+}
+
+/// Somebody who lives has a page locked: what cannot be freed then is freed later, by who has dropped it or, if that one leaves, by others.
+#[test]
+fn what_cannot_be_freed_at_once_is_freed_later() -> Result<(), Error> {
+    for leaves in [false, true] {
+        let fabric = fabric()?;
+        cluster::create::<Tree>(&fabric, NAME, PAGE_BYTES, Proof::Checksum)?;
+        let (holder, dropping) = (Member::join(&fabric, 1)?, Member::join(&fabric, 2)?);
+        let worker = holder.worker();
+        let root = worker.block_on(catalog::find(worker, NAME))?.root;
+        let unlocked = worker.block_on(worker.load(root)).map_err(|error| *error)?;
+        let set = |word| worker.block_on(worker.write_word(root, word)).map_err(|error| *error);
+        set(LockWord::from_word(unlocked).locked_by(holder.compute().owner()).word())?;
+        let dropped = dropping.worker().block_on(catalog::destroy(dropping.worker(), NAME));
+        assert!(matches!(dropped, Err(Error::OwnerStalled { page, .. }) if page == root), "{dropped:?}");
+        assert!(matches!(dropping.maintain_once(), Err(Error::OwnerStalled { .. })));
+        let made = worker.block_on(make::<Tree>(worker, 1)).map(drop);
+        assert!(matches!(made, Err(Error::NameTaken { .. })), "{made:?}");
+        if leaves {
+            drop(dropping);
+            set(unlocked)?;
+            holder.maintain_once()?;
+        } else {
+            set(unlocked)?;
+            dropping.maintain_once()?;
+            drop(dropping);
+        }
+        worker.block_on(make::<Tree>(worker, 1)).map(drop)?;
+        worker.block_on(catalog::destroy(worker, NAME))?;
+        drop(holder);
+        assert_empty(&fabric, &format!("leaves: {leaves}"))?;
+    }
     Ok(())
 }
