@@ -15,6 +15,7 @@ use crate::{
     ptr::RemotePtr,
     sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock},
     tenure::Tenures,
+    write_ahead::DroppedLog,
 };
 
 /// A compute server, but for its threads.
@@ -34,6 +35,8 @@ pub(crate) struct Shared {
     pub(crate) sequence: AtomicU64,
     /// The numbers of the logs that are written by some cache.
     pub(crate) logs: Mutex<HashSet<u64>>,
+    /// Logs that were dropped, and whose segments are to be used again.
+    pub(crate) dropped_logs: Mutex<Vec<DroppedLog>>,
     /// Rings that no worker uses.
     pub(crate) idle_rings: Mutex<Vec<RemotePtr>>,
     pub(crate) seed: u64,
@@ -82,6 +85,7 @@ impl Shared {
             member,
             sequence: AtomicU64::new(1),
             logs: Mutex::default(),
+            dropped_logs: Mutex::default(),
             idle_rings: Mutex::default(),
             seed,
             window: window.max(1),

@@ -37,6 +37,7 @@ use crate::{
     tenure::{Tenure, Tenures, Turn},
     words::Words,
     worker::Handle,
+    write_ahead::wipe_dropped,
 };
 
 /// So long a claim waits for others to give up what they do not use any more: maintenance does that, by turns of 32 ms at most.
@@ -512,8 +513,12 @@ pub(crate) fn forget(worker: &Handle, structure: &Structure) {
     worker.compute().tenures.forget(structure.id);
 }
 
-/// Brings maps up to date that tenures dropped meanwhile have left behind. Part of maintenance.
+/// Brings maps up to date that tenures dropped meanwhile have left behind, and takes back the segments of logs that were dropped with nothing
+/// left in them. Part of maintenance.
 pub(crate) async fn maintain(worker: &Handle) {
+    if let Err(error) = wipe_dropped(worker, |log| log.is_done).await {
+        tracing::debug!(%error, "segments of dropped logs are lost");
+    }
     let tenures = &worker.compute().tenures;
     for structure in tenures.behind() {
         let (handle, of) = (worker.clone(), structure.clone());

@@ -41,6 +41,7 @@ use crate::{
     remote::release_word,
     sync::{Ordering, lock},
     worker::Handle,
+    write_ahead,
 };
 
 type Failure = Box<Error>;
@@ -205,13 +206,20 @@ pub(crate) async fn take_over(worker: &Handle, dead: OwnerId) -> Result<(), Erro
     Ok(worker.spawn_to_end(finishing).await?)
 }
 
-/// Replays the logs of a structure that this compute server has written and writes no more; all of them, if it leaves.
+/// Replays the logs of a structure that this compute server has written and writes no more, and gives their segments back; all of them,
+/// if it leaves: then they go with its rings.
 ///
 /// # Errors
 /// If a memory server is lost, or there is no memory for records.
 pub(crate) async fn replay_own(worker: &Handle, structure: StructureId, leaves: bool) -> Result<(), Error> {
+    // First: none of them is in use then, so all are replayed.
+    let dropped = write_ahead::dropped(worker.compute(), structure);
     let in_use = if leaves { HashSet::new() } else { lock(&worker.compute().logs).clone() };
-    Ok(replay_all(worker, worker.owner(), |of, log| of == structure && !in_use.contains(&log)).await?)
+    replay_all(worker, worker.owner(), |of, log| of == structure && !in_use.contains(&log)).await?;
+    match leaves {
+        true => Ok(()),
+        false => write_ahead::wipe_dropped(worker, |log| dropped.contains(&log.number)).await,
+    }
 }
 
 async fn replay_all(

@@ -49,12 +49,13 @@
 //! image again changes nothing while nobody else owns it. An owner that gives up in order writes everything back and wipes its
 //! segments first ([`Log::wipe`]); one that gives up a part of it writes that back, and [turns its log over](Log::turn_over): the
 //! segments that there are get no more records, the pages that they are about are written, and they are wiped. Of one that drops its cache without, its compute server replays the log, before the
-//! partition map says that it owns nothing.
+//! partition map says that it owns nothing, and wipes it then.
 //!
 //! A dead owner's pages are those that its log and its pages say; free pages that it held are taken back after replay, for a new
 //! page of a recorded change is marked free in remote memory until it is written.
 
 mod arrivals;
+mod dropped;
 mod lead;
 mod pending;
 mod reserve;
@@ -66,6 +67,7 @@ use smallvec::SmallVec;
 
 #[doc(hidden)]
 pub use self::arrivals::{Group, Line};
+pub(crate) use self::dropped::{DroppedLog, dropped, wipe_dropped};
 pub use self::{
     arrivals::Arrivals,
     reserve::{Admitted, Reserve, Shortening},
@@ -137,12 +139,6 @@ struct Inner {
 struct Life {
     number: u64,
     compute: Arc<crate::shared::Shared>,
-}
-
-impl Drop for Life {
-    fn drop(&mut self) {
-        lock(&self.compute.logs).remove(&self.number);
-    }
 }
 
 #[derive(Debug)]

@@ -1,13 +1,17 @@
 //! Two compute servers that each own a range of the keys of one tree: what is their own is done, also where it changes pages that
 //! both use, and what is the other's is refused.
 
-use farlink_offload::{Admission, ComputeCache};
+use farlink_offload::{Admission, ComputeCache, Durability, Holdings};
 use farlink_runtime::{
+    audit,
     error::Error,
     lock::{LockState, LockWord},
     page::LOCK,
 };
-use farlink_structures::btree::{KeyRange, Tree};
+use farlink_structures::{
+    btree::{KeyRange, Tree},
+    map::Map as Ordered,
+};
 use farlink_tests::{
     backend::{Cluster, FabricProfile},
     raw, settings,
@@ -15,7 +19,7 @@ use farlink_tests::{
 use proptest::prelude::*;
 
 use crate::{
-    scene::{CACHE_BYTES_MIN, Map, Member, Owned, assert_left_clean, cache, fabric, settle, sparse},
+    scene::{CACHE_BYTES_ALL, CACHE_BYTES_MIN, Map, Member, Owned, assert_left_clean, cache, fabric, settle, sparse},
     steps::{NEVER, Step, step, take},
 };
 
@@ -308,6 +312,41 @@ fn the_last_leaf_of_each_region_merges_with_its_left_neighbour() {
     drop(members);
     let after = assert_left_clean(&fabric, &model, "last leaves");
     assert_eq!(after.pages_by_level[0], before.pages_by_level[0] - 4, "one leaf less for each region");
+}
+
+/// Caches that are dropped one after the other, with something in their logs or not, or after all was given up: the next ones use the
+/// memory of their logs.
+#[test]
+fn the_memory_of_dropped_logs_is_used_again() {
+    const TURNS: usize = 10;
+    for (changes, gives_up) in [(0, false), (1, false), (1, true)] {
+        let mut model = sparse(1000);
+        let fabric = fabric(FabricProfile::Fast, 256, &model, 1.0);
+        let member = Member::join(&fabric, 1);
+        let worker = &member.worker;
+        let mut used = Vec::new();
+        for turn in 0..TURNS as u64 {
+            let cache = cache(CACHE_BYTES_ALL, Admission::Always).with_durability(Durability::Logged);
+            let holdings = Holdings::new(member.tree.structure(), cache.clone());
+            worker.block_on(holdings.take(worker, KeyRange::ALL)).unwrap();
+            let tree: Owned = Ordered::over(
+                worker.block_on(cache.own(worker, member.tree.structure().clone(), KeyRange::ALL)).unwrap(),
+            );
+            for key in (0..changes * 1000).step_by(10) {
+                worker.block_on(tree.upsert(key, turn)).unwrap();
+                model.insert(key, turn);
+            }
+            if gives_up {
+                worker.block_on(holdings.give_up_all(worker)).unwrap();
+            }
+            drop((tree, holdings, cache));
+            settle([&member]);
+            used.push(worker.block_on(audit::memory(worker)).unwrap().used_bytes());
+        }
+        assert!(used[TURNS - 1] == used[2], "{changes} changes, gives up: {gives_up}: {used:?}");
+        drop(member);
+        assert_left_clean(&fabric, &model, "dropped logs");
+    }
 }
 
 proptest! {
