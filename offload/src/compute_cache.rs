@@ -120,19 +120,19 @@ impl<P: Plugin> ComputeCache<P> {
         self.access(worker, structure, log)
     }
 
-    /// [`ComputeCache::own`] for one region more, if the cache has any already.
+    /// [`ComputeCache::own`] for one region more, if the cache has any already. To be run to its end: nobody else moves anything
+    /// meanwhile, and what the map says and what is done here may not part.
     ///
     /// # Errors
     /// As there; if pages that others have shared so far cannot be brought up to date. It is not owned then.
     pub(crate) async fn own_more(
         &self,
+        moving: Moving,
         worker: &Handle,
         structure: &Structure,
         region: P::Region,
         waits: Waits,
     ) -> Result<(), Error> {
-        // First: so there is one handle for all who want to.
-        let moving = self.begin_moving(worker).await;
         let owned = match self.owned(worker, structure)? {
             Some(owned) => owned,
             None => match self.claim(worker, structure, &region, waits).await {
@@ -146,27 +146,21 @@ impl<P: Plugin> ComputeCache<P> {
         };
         let log = self.log(structure)?;
         owned.tidy(&moving).await;
-        let (of, handle, regions) = (structure.clone(), worker.clone(), Arc::clone(&self.regions));
-        // To its end, so that what the map says and what is done here do not part.
-        let claiming = async move {
-            ownership::claim_more::<P>(&handle, &of, log.tenure(), &region, waits).await?;
-            // What was read before is the former owner's, and old, perhaps. It does not get in while it lies outside.
-            owned.until_fetched().await;
-            if let Err(error) = owned.prepare_for_more().await {
-                // A page that others no longer share would be taken for current, and is old, perhaps.
-                if let Err(again) = ownership::reduce(&handle, &of, log.tenure(), &region, &region, &[]).await {
-                    tracing::debug!(%again, "the map is brought up to date later");
-                }
-                return Err(error);
+        ownership::claim_more::<P>(worker, structure, log.tenure(), &region, waits).await?;
+        // What was read before is the former owner's, and old, perhaps. It does not get in while it lies outside.
+        owned.until_fetched().await;
+        if let Err(error) = owned.prepare_for_more().await {
+            // A page that others no longer share would be taken for current, and is old, perhaps.
+            if let Err(again) = ownership::reduce(worker, structure, log.tenure(), &region, &region, &[]).await {
+                tracing::debug!(%again, "the map is brought up to date later");
             }
-            regions.update(|regions| {
-                regions.owned.push(region);
-                true
-            });
-            drop(moving);
-            Ok(())
-        };
-        worker.spawn_to_end(claiming).await
+            return Err(error);
+        }
+        self.regions.update(|regions| {
+            regions.owned.push(region);
+            true
+        });
+        Ok(())
     }
 
     /// Waits until nobody else changes what is owned.

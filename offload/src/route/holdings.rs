@@ -85,12 +85,21 @@ impl<P: Plugin> Holdings<P> {
     /// # Errors
     /// As [`ComputeCache::own`].
     pub async fn take(&self, worker: &Handle, region: P::Region) -> Result<(), Error> {
-        self.cache.own_more(worker, &self.structure, region, Waits::AWhile).await
+        self.own_more(worker, region, Waits::AWhile).await
     }
 
     /// [`Holdings::take`] of what nobody owns who lives, as far as the map says: if somebody else is first, it is refused at once.
     pub(super) async fn take_at_once(&self, worker: &Handle, region: P::Region) -> Result<(), Error> {
-        self.cache.own_more(worker, &self.structure, region, Waits::No).await
+        self.own_more(worker, region, Waits::No).await
+    }
+
+    async fn own_more(&self, worker: &Handle, region: P::Region, waits: Waits) -> Result<(), Error> {
+        // First: so there is one handle for all who want to.
+        let moving = self.cache.begin_moving(worker).await;
+        let (holdings, handle) = (self.clone(), worker.clone());
+        // It may not rest with the caller's future: others wait.
+        let owning = async move { holdings.cache.own_more(moving, &handle, &holdings.structure, region, waits).await };
+        worker.spawn_to_end(owning).await
     }
 
     /// Gives up a region, or a piece of one: writes what is changed there while operations on it go on, and lets them wait for the next

@@ -22,6 +22,7 @@
 //! | the owner that was asked is no longer it | the map is read, and the operation is sent on |
 //! | the owner is dead | what it had is taken, by this compute server if it can own, else by another one that listens; with nobody who can, [`OwnerMissing`](farlink_runtime::error::Error::OwnerMissing) at once |
 //! | its owner died as it handed it on, and nobody owns it | this compute server takes it after a hundred looks, if it can own |
+//! | another operation of the process reads the map, or has something taken, and nobody polls it | it is done without that one after 250 looks |
 //! | nobody owns it for the time being, or the owner takes no messages | again for [ten seconds](PATIENCE_NS) and [a thousand looks](LOOKS_MIN) without a new map, then [`NoOwner`](farlink_runtime::error::Error::NoOwner) or [`OwnerMissing`](farlink_runtime::error::Error::OwnerMissing) |
 //! | the owner has left in good order, and not taken it | the map is read, and the operation is sent on |
 //! | the owner was lost with it | again if it only reads, else [`OwnerLost`](farlink_runtime::error::Error::OwnerLost) |
@@ -56,6 +57,9 @@ pub const PATIENCE_NS: u64 = 10_000_000_000;
 
 /// How often it looks, a millisecond apart, until it takes what has had an owner and has none, if its compute server can own.
 const LOOKS_AT_NOBODY: u32 = 100;
+
+/// How often it looks, a millisecond apart, until it does itself what another operation of its process has begun: nobody may be polling that one.
+const LOOKS_AT_OTHERS: u32 = 250;
 
 /// How often it looks, at least, a millisecond apart. Where threads wait long for a core, so do those that move the region, and ten
 /// seconds are little.

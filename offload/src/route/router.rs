@@ -15,7 +15,7 @@ use farlink_runtime::{
 };
 
 use super::{
-    LOOKS_AT_NOBODY, LOOKS_MIN, PATIENCE_NS, ROUTE,
+    LOOKS_AT_NOBODY, LOOKS_AT_OTHERS, LOOKS_MIN, PATIENCE_NS, ROUTE,
     holdings::{Here, rest},
     routes::{RouteMap, Routes},
 };
@@ -146,19 +146,22 @@ impl<P: Plugin> Inner<P> {
             if now_ns > until_ns && patience.attempt >= LOOKS_MIN {
                 return Err(why);
             }
-            let has_read = self.routes.renew(&self.worker).await?;
+            let insists = insists(patience.attempt);
+            let has_read = self.routes.renew(&self.worker, insists).await?;
             if self.map.get().epoch > epoch {
                 break;
             }
             if has_read
                 && let Error::OwnerMissing { owner, .. } = why
                 && self.worker.is_dead(owner)
-                && let Some(_turn) = self.routes.turn_to_take()
+                && let Some(_turn) = self.routes.turn_to_take(insists)
             {
                 if !self.take_from_dead(owner).await? {
                     // Somebody else was faster, perhaps.
-                    while !self.routes.renew(&self.worker).await? {
-                        rest(&self.worker, 0).await;
+                    let mut looks = 0;
+                    while !self.routes.renew(&self.worker, self::insists(looks)).await? {
+                        rest(&self.worker, looks).await;
+                        looks += 1;
                     }
                     if self.map.get().epoch <= epoch {
                         return Err(why);
@@ -170,7 +173,7 @@ impl<P: Plugin> Inner<P> {
             if patience.attempt > 0
                 && patience.attempt.is_multiple_of(LOOKS_AT_NOBODY)
                 && matches!(why, Error::NoOwner { .. })
-                && let Some(_turn) = self.routes.turn_to_take()
+                && let Some(_turn) = self.routes.turn_to_take(insists)
             {
                 self.take_unowned().await;
             }
@@ -259,6 +262,11 @@ fn is_to_be_sent_on<O: Operation>(why: &Error) -> bool {
         Error::OwnerLost { .. } => O::READS_ONLY,
         _ => false,
     }
+}
+
+/// Whether who has looked so often does itself what another operation of the process seems to do.
+fn insists(looks: u32) -> bool {
+    looks > 0 && looks.is_multiple_of(LOOKS_AT_OTHERS)
 }
 
 /// With a map of this epoch.

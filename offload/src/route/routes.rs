@@ -93,17 +93,17 @@ impl<P: Plugin> Routes<P> {
         self.0.map.reader()
     }
 
-    /// To take what a dead owner had, unless somebody else of this process does.
-    pub(super) fn turn_to_take(&self) -> Option<OneTurn<'_>> {
-        OneTurn::begin(&self.0.is_taken)
+    /// To take what a dead owner had, unless somebody else of this process does; also then, if `insists`.
+    pub(super) fn turn_to_take(&self, insists: bool) -> Option<OneTurn<'_>> {
+        OneTurn::begin(&self.0.is_taken, insists)
     }
 
-    /// Reads the map, unless somebody else of this process does: false then.
+    /// Reads the map, unless somebody else of this process does: false then. If `insists`, it does in any case.
     ///
     /// # Errors
     /// As [`ownership::read`].
-    pub(super) async fn renew(&self, worker: &Handle) -> Result<bool, Error> {
-        let Some(_turn) = OneTurn::begin(&self.0.is_read) else { return Ok(false) };
+    pub(super) async fn renew(&self, worker: &Handle, insists: bool) -> Result<bool, Error> {
+        let Some(_turn) = OneTurn::begin(&self.0.is_read, insists) else { return Ok(false) };
         let new = RouteMap::of(&ownership::read(worker, &self.0.structure).await?)?;
         self.0.reads.fetch_add(1, Ordering::Relaxed);
         self.0.map.update(|map| {
@@ -117,17 +117,33 @@ impl<P: Plugin> Routes<P> {
     }
 }
 
-/// One at a time; over when it is dropped.
+/// One at a time, as long as nobody insists; over when it is dropped. What two do at once is done twice, and does no harm.
 pub(super) struct OneTurn<'a>(&'a AtomicBool);
 
 impl<'a> OneTurn<'a> {
-    fn begin(flag: &'a AtomicBool) -> Option<Self> {
-        (!flag.swap(true, Ordering::Acquire)).then_some(Self(flag))
+    fn begin(flag: &'a AtomicBool, insists: bool) -> Option<Self> {
+        // Not made in vain: dropped, it would end that of another.
+        (!flag.swap(true, Ordering::Acquire) || insists).then(|| Self(flag))
     }
 }
 
 impl Drop for OneTurn<'_> {
     fn drop(&mut self) {
         self.0.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_gets_no_turn_ends_that_of_nobody() {
+        let flag = AtomicBool::new(false);
+        let turn = OneTurn::begin(&flag, false).expect("nobody has it");
+        assert!((0..3).all(|_| OneTurn::begin(&flag, false).is_none()));
+        drop(OneTurn::begin(&flag, true).expect("it insists"));
+        drop(turn);
+        assert!(OneTurn::begin(&flag, false).is_some());
     }
 }

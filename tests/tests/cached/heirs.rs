@@ -5,6 +5,7 @@ use std::{
     pin::pin,
     rc::Rc,
     sync::{Arc, Mutex, mpsc},
+    time::Duration,
 };
 
 use farlink_offload::{
@@ -24,10 +25,13 @@ use farlink_runtime::{
     one_sided::ownership,
 };
 use farlink_structures::{btree::KeyRange, map::Map as Ordered};
-use farlink_tests::backend::{Cluster, FabricProfile};
+use farlink_tests::{
+    backend::{Cluster, FabricProfile},
+    bounded::Watchdog,
+};
 
 use crate::{
-    routing::{Owner, Routed, Stopped, routes, to_owners},
+    routing::{Owner, Routed, Stopped, poll_until_it_reads, routes, to_owners},
     scene::{CACHE_BYTES_ALL, Map, Member, assert_left_clean, cache, fabric, settle, sparse},
 };
 
@@ -162,6 +166,57 @@ fn what_nobody_owns_is_taken_by_an_owner_who_needs_it() {
     drop(tree);
     scene.assert_all_there(&scene.guest_tree(), "nobody's");
     scene.close("nobody's");
+}
+
+/// Two workers of one compute server: an operation of the one has what a dead owner had taken, and rests.
+#[test]
+fn who_rests_as_he_takes_keeps_nobody_from_it() {
+    let mut scene = Scene::new();
+    let colleague = scene.guest.colleague();
+    let routes = routes(&scene.guest);
+    let (tree, other) = (to_owners(&scene.guest, &routes), to_owners(&colleague, &routes));
+    scene.die_unheard();
+    {
+        let mut rests = pin!(tree.get(15_000));
+        // The map, and who lives.
+        poll_until_it_reads(&scene.guest.worker, 2, &mut rests);
+        assert_eq!(colleague.worker.block_on(other.get(15_000)).unwrap(), Some(1500));
+        assert_eq!(scene.guest.worker.block_on(rests).unwrap(), Some(1500));
+    }
+    drop((tree, other, colleague));
+    scene.assert_all_there(&scene.guest_tree(), "rests");
+    scene.close("rests");
+}
+
+/// The same where the compute server owns, and only the operation rests: what it has begun goes on.
+#[test]
+fn what_one_that_rests_was_about_to_own_is_owned() {
+    let _watchdog = Watchdog::start("one that rests owns", Duration::from_secs(60));
+    let mut scene = Scene::new();
+    let colleague = scene.survivor.member.colleague();
+    let routes = routes(&scene.survivor.member);
+    let [tree, other] = [&scene.survivor.member.worker, &colleague.worker]
+        .map(|worker| -> Routed { Ordered::over(Router::new(worker, &routes, scene.survivor.holdings.here(worker))) });
+    scene.die_unheard();
+    {
+        let worker = &scene.survivor.member.worker;
+        let mut rests = pin!(tree.get(15_000));
+        poll_until_it_reads(worker, 2, &mut rests);
+        let (mut getting, reads) = (pin!(other.get(15_000)), routes.reads());
+        let found = colleague.worker.block_on(poll_fn(|cx| {
+            cx.waker().wake_by_ref();
+            // Only when the other one has lost its patience.
+            if routes.reads() - reads > 250 {
+                worker.turn();
+            }
+            getting.as_mut().poll(cx)
+        }));
+        assert_eq!(found.unwrap(), Some(1500));
+        assert_eq!(worker.block_on(rests).unwrap(), Some(1500));
+    }
+    drop((tree, other, colleague));
+    scene.assert_all_there(&scene.guest_tree(), "goes on");
+    scene.close("goes on");
 }
 
 /// With nobody who could take it, the operation fails at once, by the dead one's name.

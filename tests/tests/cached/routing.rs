@@ -1,8 +1,10 @@
 //! Operations find the owners of their keys: what that takes, in messages and READs, and that nothing is lost or done twice.
 
 use std::{
+    pin::{Pin, pin},
     rc::Rc,
     sync::{Arc, Mutex, mpsc},
+    task::Poll,
     time::Duration,
 };
 
@@ -272,6 +274,42 @@ fn who_asks_the_wrong_owner_asks_twice_once_an_epoch() {
     }
     drop((trees, colleague));
     scene.close("another owner");
+}
+
+/// An operation that rests while it reads the map, or has a dead owner's region taken, as one that nobody polls any more: polled until its
+/// worker has posted so many READs.
+pub(crate) fn poll_until_it_reads<T>(worker: &Worker, reads: u64, operation: &mut Pin<&mut impl Future<Output = T>>) {
+    let before = worker.counters().reads;
+    worker.block_on(std::future::poll_fn(|cx| {
+        cx.waker().wake_by_ref();
+        if worker.counters().reads - before >= reads {
+            return Poll::Ready(());
+        }
+        assert!(operation.as_mut().poll(cx).is_pending(), "it does not rest");
+        Poll::Pending
+    }));
+}
+
+#[test]
+fn who_rests_as_he_reads_the_map_keeps_nobody_from_it() {
+    let mut scene = Scene::new(FabricProfile::Fast, CACHE_BYTES_ALL);
+    let routes = routes(&scene.guest);
+    let colleague = scene.guest.colleague();
+    let (tree, other) = (to_owners(&scene.guest, &routes), to_owners(&colleague, &routes));
+    let cut = scene.cut;
+    scene.owners[1].close();
+    let new = Owner::new(&scene.fabric, 10, &[KeyRange { low: cut, high: None }], CACHE_BYTES_ALL);
+    let before = std::mem::replace(&mut scene.owners[1], new);
+    {
+        let mut rests = pin!(tree.get(cut));
+        poll_until_it_reads(&scene.guest.worker, 1, &mut rests);
+        assert_eq!(colleague.worker.block_on(other.get(cut)).unwrap(), Some(cut / 10));
+        assert_eq!(scene.guest.worker.block_on(rests).unwrap(), Some(cut / 10));
+    }
+    drop((tree, other, colleague));
+    settle([&before.member, &scene.owners[0].member, &scene.owners[1].member, &scene.guest]);
+    drop(before);
+    scene.close("rests");
 }
 
 #[test]
