@@ -1,6 +1,6 @@
 //! What a dead owner had goes to those that live: whoever has an operation for it and can own takes it, and else asks one who can: an
 //! owner of another region first, then whichever compute server there is. What nobody owns for a while, because the owner died as it
-//! handed it on, whoever has an operation for it and can own takes.
+//! handed it on, whoever has an operation for it and can own takes, or has another one take if it fails.
 
 use farlink_runtime::{
     access::{Overlap, Plugin, Region},
@@ -16,27 +16,13 @@ impl<P: Plugin> Inner<P> {
     /// can, or somebody else has.
     ///
     /// # Errors
-    /// What this compute server failed with when it took one, or when it looked who lives.
+    /// What this compute server failed with when it took one, if no other took it; or when it looked who lives.
     #[cold]
     pub(super) async fn take_from_dead(&self, dead: OwnerId) -> Result<bool, Error> {
         let map = self.map.get();
-        let mut heirs = Vec::new();
-        if self.here.is_none() {
-            let living = compute::living(&self.worker).await?;
-            let is_owner = |owner: &OwnerId| map.parts.iter().any(|(other, _)| other == owner);
-            let (owners, others): (Vec<_>, Vec<_>) = living.into_iter().partition(is_owner);
-            heirs = owners.into_iter().chain(others).filter(|&owner| owner != self.worker.owner()).collect();
-        }
+        let mut heirs = None;
         for (_, region) in map.parts.iter().filter(|(owner, _)| *owner == dead) {
-            let is_taken = match &self.here {
-                Some(here) => match here.holdings().take_at_once(&self.worker, region.clone()).await {
-                    // Somebody else was first.
-                    Ok(()) | Err(Error::Owned { .. }) => true,
-                    Err(error) => return Err(error),
-                },
-                None => self.is_taken_by_one_of(&heirs, region).await,
-            };
-            if !is_taken {
+            if !self.take_or_have_taken(region, &mut heirs).await? {
                 return Ok(false);
             }
         }
@@ -46,16 +32,50 @@ impl<P: Plugin> Inner<P> {
     /// Takes what has had an owner and has none, if this compute server can own.
     #[cold]
     pub(super) async fn take_unowned(&self) {
-        let (map, Some(here)) = (self.map.get(), &self.here) else { return };
+        let map = self.map.get();
         // Nobody has owned any yet: who is to, knows itself.
-        if map.epoch == 0 {
+        if map.epoch == 0 || self.here.is_none() {
             return;
         }
+        let mut heirs = None;
         for region in unowned(map.parts.iter().map(|(_, region)| region)) {
-            if let Err(error) = here.holdings().take_at_once(&self.worker, region).await {
+            if let Err(error) = self.take_or_have_taken(&region, &mut heirs).await {
                 tracing::debug!(structure = self.routes.structure().name, %error, "did not take what nobody owns");
             }
         }
+    }
+
+    /// Takes a region, if this compute server can own, or has one of the `heirs` take it, which are looked up once; true also if somebody else
+    /// was first.
+    ///
+    /// # Errors
+    /// As [`Self::take_from_dead`].
+    async fn take_or_have_taken(&self, region: &P::Region, heirs: &mut Option<Vec<OwnerId>>) -> Result<bool, Error> {
+        let mut failure = None;
+        if let Some(here) = &self.here {
+            match here.holdings().take_at_once(&self.worker, region.clone()).await {
+                Ok(()) | Err(Error::Owned { .. }) => return Ok(true),
+                // Its cache may have been closed, or memory be full: others can, perhaps.
+                Err(error) => failure = Some(error),
+            }
+        }
+        let heirs = match heirs {
+            Some(heirs) => heirs,
+            none => none.insert(self.heirs().await?),
+        };
+        match (self.is_taken_by_one_of(heirs, region).await, failure) {
+            (false, Some(error)) => Err(error),
+            (is_taken, _) => Ok(is_taken),
+        }
+    }
+
+    /// Who can be asked: owners first.
+    async fn heirs(&self) -> Result<Vec<OwnerId>, Error> {
+        let map = self.map.get();
+        let living = compute::living(&self.worker).await?;
+        let is_owner = |owner: &OwnerId| map.parts.iter().any(|(other, _)| other == owner);
+        let (owners, others): (Vec<_>, Vec<_>) = living.into_iter().partition(is_owner);
+        Ok(owners.into_iter().chain(others).filter(|&owner| owner != self.worker.owner()).collect())
     }
 
     async fn is_taken_by_one_of(&self, heirs: &[OwnerId], region: &P::Region) -> bool {

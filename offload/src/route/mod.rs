@@ -20,8 +20,8 @@
 //! | what can go wrong | what happens |
 //! |---|---|
 //! | the owner that was asked is no longer it | the map is read, and the operation is sent on |
-//! | the owner is dead | what it had is taken, by this compute server if it can own, else by another one that listens; with nobody who can, [`OwnerMissing`](farlink_runtime::error::Error::OwnerMissing) at once |
-//! | its owner died as it handed it on, and nobody owns it | this compute server takes it after a hundred looks, if it can own |
+//! | the owner is dead | what it had is taken, by this compute server if it can, else by another one that listens; with nobody who can, [`OwnerMissing`](farlink_runtime::error::Error::OwnerMissing) at once |
+//! | its owner died as it handed it on, and nobody owns it | this compute server takes it after a hundred looks, if it can own; if it fails, another one that listens |
 //! | another operation of the process reads the map, or has something taken, and nobody polls it | it is done without that one after 250 looks |
 //! | nobody owns it for the time being, or the owner takes no messages | again for [ten seconds](PATIENCE_NS) and [a thousand looks](LOOKS_MIN) without a new map, then [`NoOwner`](farlink_runtime::error::Error::NoOwner) or [`OwnerMissing`](farlink_runtime::error::Error::OwnerMissing) |
 //! | the owner has left in good order, and not taken it | the map is read, and the operation is sent on |

@@ -168,6 +168,31 @@ fn what_nobody_owns_is_taken_by_an_owner_who_needs_it() {
     scene.close("nobody's");
 }
 
+/// An owner whose cache was closed can own nothing any more: it has another one take it.
+#[test]
+fn who_cannot_own_any_more_has_another_one_take_it() {
+    let mut scene = Scene::new();
+    let (middle, more) = (scene.mortal.as_ref().unwrap().holdings.regions()[0], scene.survivor.holdings.regions()[1]);
+    let retired: Owner = Owner::new(&scene.fabric, 4, &[], CACHE_BYTES_ALL);
+    let (worker, survivor) = (&retired.member.worker, &scene.survivor);
+    survivor.member.worker.block_on(survivor.holdings.give_up(&survivor.member.worker, &more)).unwrap();
+    worker.block_on(retired.holdings.take(worker, more)).unwrap();
+    let here = retired.holdings.here(worker);
+    worker.block_on(here.with(&more).unwrap().unwrap().close()).unwrap();
+    // Nobody's for a while, and then a dead one's.
+    let tree = retired.router();
+    assert_eq!(worker.block_on(tree.get(20_000)).unwrap(), Some(2000));
+    scene.die_unheard();
+    assert_eq!(worker.block_on(tree.get(15_000)).unwrap(), Some(1500));
+    let owned = scene.survivor.holdings.regions();
+    assert!(owned.contains(&middle) && owned.contains(&more), "{owned:?}");
+    drop((tree, here));
+    settle([&retired.member, &scene.survivor.member, &scene.guest]);
+    drop(retired);
+    scene.assert_all_there(&scene.guest_tree(), "retired");
+    scene.close("retired");
+}
+
 /// Two workers of one compute server: an operation of the one has what a dead owner had taken, and rests.
 #[test]
 fn who_rests_as_he_takes_keeps_nobody_from_it() {
