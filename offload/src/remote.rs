@@ -74,8 +74,8 @@ impl<R: Region> ShardKey<R> {
                 let has_some = |part: &usize| region.overlap(&regions[*part]) != Overlap::Outside;
                 (0..regions.len()).filter(has_some).collect()
             }
-            (Self::Hash(parts), Some(point)) => vec![(avalanche(point) % *parts as u64) as usize],
-            (Self::Hash(parts), None) => (0..*parts).collect(),
+            (Self::Hash(parts @ 1..), Some(point)) => vec![(avalanche(point) % *parts as u64) as usize],
+            (Self::Hash(parts), _) => (0..*parts).collect(),
         }
     }
 }

@@ -52,6 +52,15 @@ fn cuts() -> [ShardKey<KeyRange>; 2] {
     [ShardKey::Regions(KeyRange::cut_at(&[150, 300])), ShardKey::Hash(3)]
 }
 
+#[test]
+fn nothing_is_in_a_cut_without_parts() {
+    assert!(
+        [KeyRange { low: 7, high: Some(8) }, KeyRange::ALL]
+            .iter()
+            .all(|range| ShardKey::Hash(0).about(range).is_empty())
+    );
+}
+
 fn agrees_with_a_model<S: Subject>() {
     for options in [FAST, NASTY, WEAK] {
         for cut in cuts() {
