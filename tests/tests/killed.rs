@@ -190,7 +190,7 @@ fn kill(name: &str, options: impl Fn(u64) -> Options, expect: impl Fn(&Left)) {
     }
 }
 
-/// The tree is whole. What it has not written is lost: its keys have a value of some time, or none.
+/// The tree is whole. What it has not written is lost: its keys have a value of some time, or none, if there was such a time.
 fn expect_one_part_old(left: &Left) {
     let keys = clustered_keys(left.options.keys);
     let part_of = |work: &Work| match work.reach {
@@ -207,7 +207,13 @@ fn expect_one_part_old(left: &Left) {
     assert_eq!(left.peer_report.damaged, 0, "an owner locks nothing");
     let part = part_of(&left.works[left.victim]);
     let history = History::read_dir(left.histories.path()).unwrap();
-    let mut put: HashSet<(u64, u64)> = left.options.initial().into_iter().collect();
+    let initial = left.options.initial();
+    let removed: HashSet<u64> = history
+        .records()
+        .iter()
+        .filter_map(|record| if let Op::Remove { key } = record.op { Some(key) } else { None })
+        .collect();
+    let mut put: HashSet<(u64, u64)> = initial.iter().map(|(&key, &value)| (key, value)).collect();
     put.extend(history.records().iter().filter_map(|record| match record.op {
         Op::Insert { key, value } | Op::Upsert { key, value } | Op::Update { key, value } => Some((key, value)),
         _ => None,
@@ -231,7 +237,11 @@ fn expect_one_part_old(left: &Left) {
                     assert!(put.contains(&(key, value)), "FARLINK_TEST_SEED={}: {value} under {key}", left.seed);
                     found += 1;
                 }
-                Ok(None) => absent += 1,
+                Ok(None) => {
+                    let was_absent = !initial.contains_key(&key) || removed.contains(&key);
+                    assert!(was_absent, "FARLINK_TEST_SEED={}: {key} was there at every time", left.seed);
+                    absent += 1;
+                }
                 Err(error) => panic!("FARLINK_TEST_SEED={}: {error}", left.seed),
             }
         }
@@ -241,6 +251,7 @@ fn expect_one_part_old(left: &Left) {
     let report = left.check().unwrap_or_else(|error| panic!("FARLINK_TEST_SEED={}: {error}", left.seed));
     assert!(report.is_clean() && !report.is_partial, "FARLINK_TEST_SEED={}: {report:?}", left.seed);
     println!("of the killed owner's keys {found} have a value and {absent} none");
+    assert!(found > 0, "FARLINK_TEST_SEED={}: nothing of the killed owner's is left", left.seed);
 }
 
 /// What it was about to change is changed or as it was: no page is damaged, none is lost to the tree, and nobody has met one.
