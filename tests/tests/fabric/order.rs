@@ -105,29 +105,40 @@ fn a_lock_holds() {
     });
 }
 
+/// WRITEs during which others must have read, before it is enough.
+const MET_MIN: u64 = 16;
+
 #[test]
 fn words_are_whole() {
     on_each("whole words", |cluster| {
         let place = at(cluster, 0, 64);
-        let over = AtomicBool::new(false);
+        let (over, reads) = (AtomicBool::new(false), AtomicU64::new(0));
         Direct::new(cluster, 5).unwrap().write(place, &[0; BODY_WORDS]).unwrap();
-        let mixed = on_threads(cluster, |number, direct| {
-            let mut mixed = 0;
+        let found = on_threads(cluster, |number, direct| {
+            let (mut met, mut mixed) = (0, 0);
             if number == 0 {
                 let _over = Over(&over);
-                for round in 0..rounds(400) {
+                let (mut round, deadline) = (0, Instant::now() + PATIENCE);
+                // For longer, if nobody else has begun yet.
+                while round < rounds(400) || met < MET_MIN && Instant::now() < deadline {
                     let word = if round % 2 == 0 { u64::MAX } else { 0 };
+                    let before = reads.load(Ordering::Relaxed);
                     direct.write(place, &[word; BODY_WORDS]).unwrap();
+                    met += u64::from(reads.load(Ordering::Relaxed) != before);
+                    round += 1;
                 }
             }
             while !over.load(Ordering::Acquire) {
                 let words = direct.read(place, BODY_WORDS).unwrap();
                 assert!(words.iter().all(|&word| word == 0 || word == u64::MAX), "torn within a word: {words:x?}");
                 mixed += u64::from(words.iter().any(|&word| word != words[0]));
+                reads.fetch_add(1, Ordering::Relaxed);
             }
-            mixed
+            [met, mixed]
         });
-        println!("  {} READs mixed two WRITEs", mixed.iter().sum::<u64>());
+        let [met, mixed] = [0, 1].map(|index| found.iter().map(|counts| counts[index]).sum::<u64>());
+        println!("  {mixed} READs mixed two WRITEs; others read during {met} WRITEs");
+        assert!(met > 0, "nobody has read during a WRITE");
     });
 }
 
