@@ -63,7 +63,7 @@ pub struct Trial {
     pub pairs: usize,
     /// The trial ends when so many copies have been accepted, and some refused as torn.
     pub accepted_min: u64,
-    /// It also ends after this time; much later, if nothing has been accepted or refused by then on a fabric that tears.
+    /// It also ends after this time; much later, if nothing has been accepted or changed by then, or refused on a fabric that tears.
     pub limit: Duration,
 }
 
@@ -229,8 +229,9 @@ async fn read_until_over(
     let add = |count: &AtomicU64| count.fetch_add(1, Ordering::Relaxed) + 1;
     let is_in_time = || {
         let (took, has_tried) = (begun.elapsed(), |count: &AtomicU64| count.load(Ordering::Relaxed) > 0);
-        let has_all = || has_tried(&counts.accepted) && has_tried(&counts.refused) && has_tried(&counts.changes);
-        took < trial.limit || trial.profile != FabricProfile::Fast && took < trial.limit + PATIENCE && !has_all()
+        let has_refused = || trial.profile == FabricProfile::Fast || has_tried(&counts.refused);
+        let has_all = || has_tried(&counts.accepted) && has_tried(&counts.changes) && has_refused();
+        took < trial.limit || took < trial.limit + PATIENCE && !has_all()
     };
     while !counts.over.load(Ordering::Relaxed) && is_in_time() {
         let copy = read(worker, at, class, trial.scheme).await?;

@@ -81,4 +81,5 @@ fn lock_body_lock_lets_no_torn_copy_through() {
 fn a_checksum_holds_on_a_fast_fabric() {
     let verdict = trial("checksum, fast", Scheme::Checksum, FabricProfile::Fast, 4096, TRIED_MAX);
     assert_eq!(verdict.torn_accepted, 0, "a torn copy was accepted: {verdict:?}");
+    assert!(verdict.accepted > 0 && verdict.changes > 0, "nothing was tried: {verdict:?}");
 }
