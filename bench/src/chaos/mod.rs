@@ -295,10 +295,7 @@ impl<'a> Run<'a> {
         let lines = killed.kill_and_drain()?;
         self.outcome.longest_death = self.outcome.longest_death.max(begun.elapsed());
         tracing::debug!(victim, took = ?begun.elapsed(), "killed");
-        for line in lines {
-            // The last one may have been cut off.
-            let _ = self.hear(victim, &line);
-        }
+        hear_out(&lines, |line| self.hear(victim, line))?;
         self.model.killed(victim);
         let child = self.start(victim)?;
         self.children.insert(victim, child);
@@ -391,6 +388,14 @@ impl<'a> Run<'a> {
         };
         known.trace(&lines)?.replay(self.plan, self.place, &mut hand_out).map(drop)
     }
+}
+
+/// Hears what a killed process has said: the last line may have been cut off.
+fn hear_out(lines: &[String], mut hear: impl FnMut(&str) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let Some((last, whole)) = lines.split_last() else { return Ok(()) };
+    whole.iter().try_for_each(|line| hear(line))?;
+    let _ = hear(last);
+    Ok(())
 }
 
 fn tell(
@@ -526,6 +531,19 @@ mod tests {
         assert!(problem(report(9), broken(0)).starts_with("once all keys are removed: "));
         assert_eq!(problem(report(8), report(0)), "it has 8 entries, and 9 keys were found");
         assert_eq!(problem(report(9), report(2)), "2 entries are left once all keys are removed");
+    }
+
+    #[test]
+    fn of_a_killed_process_only_the_last_line_may_be_cut_off() {
+        let heard = |lines: &[&str]| {
+            let lines: Vec<String> = lines.iter().map(|&line| line.to_owned()).collect();
+            let mut said = Vec::new();
+            hear_out(&lines, |line| Said::parse(line).map(|line| said.push(line))).map(|()| said.len())
+        };
+        assert_eq!(heard(&[]).unwrap(), 0);
+        assert_eq!(heard(&["b 1 7 del", "f", "e 1 5"]).unwrap(), 2);
+        assert_eq!(heard(&["b 1 7 del", "f"]).unwrap(), 2);
+        assert!(heard(&["b 1 7 del", "e 1 5", "f"]).is_err());
     }
 
     #[test]
