@@ -36,6 +36,9 @@ const RESTS: usize = 40;
 /// So many turns a move goes on without the operation that rests: more than it needs.
 const TURNS: u32 = 3000;
 
+/// What keys are changed to, from this on: more than they have at first.
+const FIRST_CHANGED: u64 = 1_000_000;
+
 /// Where each change is recorded, and waits for that.
 fn logged() -> ComputeCache<Tree> {
     cache(CACHE_BYTES_ALL, Admission::Always).with_durability(Durability::Logged)
@@ -140,9 +143,9 @@ fn what_an_owner_recorded_of_a_piece_is_forgotten_with_it() {
     let tree = Ordered::over(owner.holdings.here(&busy.worker));
     let is_refused = Cell::new(false);
     let piece = {
-        // Changes before, and while the piece goes.
+        // Changes of each before, and while the piece goes.
         let mut changing = pin!(async {
-            for (&key, value) in keys.iter().cycle().zip(1_000_000..) {
+            for (&key, value) in keys.iter().cycle().zip(FIRST_CHANGED..) {
                 match tree.update(key, value).await {
                     Ok(_) => drop(model.borrow_mut().insert(key, value)),
                     Err(Error::GivenUp { .. }) => return is_refused.set(true),
@@ -156,7 +159,9 @@ fn what_an_owner_recorded_of_a_piece_is_forgotten_with_it() {
             }
             busy.worker.turn();
         };
-        (0..4000).for_each(|_| go_on());
+        while keys.iter().any(|key| model.borrow()[key] < FIRST_CHANGED) {
+            go_on();
+        }
         let mut giving = pin!(owner.holdings.give_up(worker, &asked));
         let piece = worker.block_on(poll_fn(|cx| {
             cx.waker().wake_by_ref();
