@@ -34,6 +34,7 @@ pub mod change;
 pub mod chunk_classes;
 pub mod compute;
 mod counters;
+mod dropped_log;
 pub mod epoch;
 pub mod error;
 pub mod fencing;

@@ -136,37 +136,27 @@ pub async fn free_owned(worker: Handle, at: RemotePtr, class: SizeClass, lock: L
     Ok(())
 }
 
-/// What came of [`free_unlinked`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Freed {
-    pub(crate) is_freed: bool,
-    /// A dead one's change was finished: pages that were new in it are live from now on.
-    pub(crate) has_repaired: bool,
-}
-
 /// Frees a live page of a structure to which nothing leads any more, if it is one. What a dead compute server has done to it is finished
 /// before.
 ///
 /// # Errors
 /// [`Error::OwnerStalled`] if somebody who lives has it locked for long; if a memory server is lost, or there is no memory for a record.
-pub(crate) async fn free_unlinked(worker: &Handle, structure: StructureId, link: Link) -> Result<Freed, Error> {
-    let mut freed = Freed::default();
-    let Some((at, class)) = link.remote() else { return Ok(freed) };
+pub(crate) async fn free_unlinked(worker: &Handle, structure: StructureId, link: Link) -> Result<bool, Error> {
+    let Some((at, class)) = link.remote() else { return Ok(false) };
     let (mut attempt, begun_ns) = (0, worker.clock().now_ns());
     loop {
         // Alone: what comes of a request that fails is read from the word, which another task would set to the same.
         let slot = worker.take_slots([at].into_iter()).await;
         let header = worker.read(at, HEADER_WORDS).await?;
         if !Identity::from_word(header[IDENTITY]).is_some_and(|found| found.structure == structure) {
-            return Ok(freed);
+            return Ok(false);
         }
         let lock = LockWord::from_word(header[LOCK]);
         let owner = match lock.state() {
-            LockState::Free => return Ok(freed),
+            LockState::Free => return Ok(false),
             LockState::Unlocked => {
-                freed.is_freed = free_if(worker, at, class, lock).await?;
-                if freed.is_freed {
-                    return Ok(freed);
+                if free_if(worker, at, class, lock).await? {
+                    return Ok(true);
                 }
                 continue;
             }
@@ -175,14 +165,12 @@ pub(crate) async fn free_unlinked(worker: &Handle, structure: StructureId, link:
         // To repair it takes the slot.
         drop(slot);
         if worker.is_dead(owner) {
-            freed.has_repaired = true;
             match worker.repair(at, class, lock, owner).await.map_err(|error| *error) {
                 // Nobody knows what it was to be, and nobody needs to.
                 Err(Error::PageDamaged { .. }) => {
                     let _slot = worker.take_slots([at].into_iter()).await;
-                    freed.is_freed = free_if(worker, at, class, lock).await?;
-                    if freed.is_freed {
-                        return Ok(freed);
+                    if free_if(worker, at, class, lock).await? {
+                        return Ok(true);
                     }
                 }
                 repaired => repaired?,

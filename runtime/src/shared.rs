@@ -4,6 +4,7 @@ use std::{collections::HashSet, time::Duration};
 
 use crate::{
     counters::Counters,
+    dropped_log::DroppedLog,
     epoch::{Epochs, round::Member},
     error::Error,
     fabric::{Error as FabricError, Fabric, OwnerClaim},
@@ -15,7 +16,6 @@ use crate::{
     ptr::RemotePtr,
     sync::{Arc, AtomicBool, AtomicU64, Mutex, Ordering, lock},
     tenure::Tenures,
-    write_ahead::DroppedLog,
 };
 
 /// A compute server, but for its threads.

@@ -40,8 +40,8 @@ impl<P: Plugin> Cached<P> {
                 _admitted = Some(Box::pin(self.make_room(log, words)).await?);
             }
         }
-        // Until all of it is done, also by tasks that go on when this is dropped; but not while this waits for others, since whoever gives up what is
-        // owned waits for it, and this may not be polled again.
+        // Until all of it is done, also by tasks that go on when this is dropped. Where only private pages are changed, not while this waits for
+        // others: whoever gives up what is owned waits for it, and this may not be polled again.
         let mut passage = self.cache.store().begin_change()?;
         let structure = self.context().structure.id;
         if let ([(page, Role::Current)], true) = (&*old, new.is_empty())
@@ -78,8 +78,8 @@ impl<P: Plugin> Cached<P> {
         }
         if is_shared {
             let old = old.into_iter().zip(overlaps).map(|((page, role), overlap)| (page, role, overlap)).collect();
-            drop(passage);
-            return Box::pin(self.change_shared(old, new, f)).await;
+            // Its remote locks may not land once a part is given up: there they would be another owner's pages.
+            return Box::pin(self.change_shared(old, new, f, passage)).await;
         }
         drop(passage);
         self.until_unlocked(old.iter().map(|(page, _)| page).filter(|page| page.level() > 0).map(PageRef::link)).await;
@@ -171,18 +171,16 @@ impl<P: Plugin> Cached<P> {
             if let Some(admitted) = log.admit(self.worker(), words).await? {
                 return Ok(admitted);
             }
-            self.cache.store().require_tenure()?;
+            // A log that is given up has no room any more.
+            drop(self.cache.store().begin_change()?);
             match log.shorten() {
                 Some(_) if in_vain >= if log.has_admitted() { WAITS_MAX } else { SHORTENED_MAX } => {
                     return Err(Error::OutOfMemory { class: RING_CLASS }.into());
                 }
                 Some(shortening) => {
                     let oldest = log.oldest_batch();
-                    let (cache, shortened, worker) = (self.cache.clone(), log.clone(), self.worker().clone());
+                    let (cache, shortened) = (self.cache.clone(), log.clone());
                     let writing = async move {
-                        if shortened.make_reserve(&worker).await.is_ok() {
-                            return;
-                        }
                         // One at a time: there is room for few images.
                         let is_written = |page: &Link| !cache.store().known().unlocking.contains(*page);
                         for page in shortened.oldest_pages().into_iter().filter(is_written) {

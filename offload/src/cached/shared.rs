@@ -46,6 +46,7 @@ impl<P: Plugin> Cached<P> {
         old: Vec<Old<'a, P>>,
         new: Vec<NewPage>,
         f: &mut dyn FnMut(&mut CachedPages<'a>),
+        passage: Passage,
     ) -> Result<Pages<CachedPage<'a, P>>, Interrupt> {
         let (structure, store) = (self.context().structure.id, self.cache.store());
         let mut reserved = Vec::with_capacity(new.len());
@@ -63,13 +64,6 @@ impl<P: Plugin> Cached<P> {
             }
         }
         let Some(locked) = self.one_sided().lock(copies).await? else { return Err(Interrupt::conflict()) };
-        let passage = store.begin_change()?;
-        for (page, _, overlap) in &old {
-            if self.overlap_of(page)? != *overlap {
-                // A part was given up meanwhile.
-                return Err(Interrupt::conflict());
-            }
-        }
         let held: SmallVec<[_; 4]> = old.iter().map(|(page, ..)| &page.0).collect();
         let (mut after, mut freeing) = (Vec::new(), SmallVec::<[Link; 2]>::new());
         let mut unlocking: Vec<Link> = Vec::new();

@@ -171,7 +171,7 @@ impl<P: Plugin> Inner<P> {
                 continue;
             }
             if patience.attempt > 0
-                && patience.attempt.is_multiple_of(LOOKS_AT_NOBODY)
+                && (insists || patience.attempt.is_multiple_of(LOOKS_AT_NOBODY))
                 && matches!(why, Error::NoOwner { .. })
                 && let Some(_turn) = self.routes.turn_to_take(insists)
             {

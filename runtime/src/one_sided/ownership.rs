@@ -31,13 +31,12 @@ use crate::{
     page::{HEADER_WORDS, LOCK},
     partition::{MAP, MapEntry, Part, PartitionMap},
     ptr::{Link, ServerId},
-    recovery::{is_finished, replay_own, take_over},
+    recovery::{is_finished, replay_own, take_over, wipe_dropped},
     report::Report,
     structure::{Overlap, Region, Structure},
     tenure::{Tenure, Tenures, Turn},
     words::Words,
     worker::Handle,
-    write_ahead::wipe_dropped,
 };
 
 /// So long a claim waits for others to give up what they do not use any more: maintenance does that, by turns of 32 ms at most.

@@ -13,6 +13,7 @@ mod reclaim;
 mod rings;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod wiping;
 
 use std::{
     cell::RefCell,
@@ -20,10 +21,14 @@ use std::{
     time::Duration,
 };
 
-pub(crate) use self::rings::{RingUse, another_ring, ensure_rings, free_rings, take_places};
 use self::{
     reclaim::reclaim,
     rings::{all_rings, rings},
+    wiping::dropped,
+};
+pub(crate) use self::{
+    rings::{RingUse, another_ring, ensure_rings, free_rings, take_places},
+    wiping::{wipe, wipe_dropped},
 };
 use crate::{
     buffer::Buffer,
@@ -41,7 +46,6 @@ use crate::{
     remote::release_word,
     sync::{Ordering, lock},
     worker::Handle,
-    write_ahead,
 };
 
 type Failure = Box<Error>;
@@ -213,12 +217,12 @@ pub(crate) async fn take_over(worker: &Handle, dead: OwnerId) -> Result<(), Erro
 /// If a memory server is lost, or there is no memory for records.
 pub(crate) async fn replay_own(worker: &Handle, structure: StructureId, leaves: bool) -> Result<(), Error> {
     // First: none of them is in use then, so all are replayed.
-    let dropped = write_ahead::dropped(worker.compute(), structure);
+    let dropped = dropped(worker.compute(), structure);
     let in_use = if leaves { HashSet::new() } else { lock(&worker.compute().logs).clone() };
     replay_all(worker, worker.owner(), |of, log| of == structure && !in_use.contains(&log)).await?;
     match leaves {
         true => Ok(()),
-        false => write_ahead::wipe_dropped(worker, |log| dropped.contains(&log.number)).await,
+        false => wipe_dropped(worker, |log| dropped.contains(&log.number)).await,
     }
 }
 

@@ -1,17 +1,7 @@
 //! Logs that are dropped and were not wiped: their segments are used again once what they say is in remote memory.
 
-use super::{Inner, Life, Space, wipe};
-use crate::{error::Error, page::StructureId, ptr::RemotePtr, shared::Shared, sync::lock, worker::Handle};
-
-/// A log that nobody writes any more.
-#[derive(Debug)]
-pub(crate) struct DroppedLog {
-    structure: StructureId,
-    pub(crate) number: u64,
-    segments: Vec<RemotePtr>,
-    /// It says nothing that is not in remote memory; else it is to be replayed.
-    pub(crate) is_done: bool,
-}
+use super::{Inner, Life, Space};
+use crate::{dropped_log::DroppedLog, ptr::RemotePtr, sync::lock};
 
 impl Drop for Inner {
     fn drop(&mut self) {
@@ -30,22 +20,5 @@ impl Drop for Inner {
             let dropped = DroppedLog { structure: self.structure, number: *number, segments, is_done };
             lock(&compute.dropped_logs).push(dropped);
         }
-    }
-}
-
-/// The numbers of the dropped logs of a structure.
-pub(crate) fn dropped(compute: &Shared, structure: StructureId) -> Vec<u64> {
-    lock(&compute.dropped_logs).iter().filter(|log| log.structure == structure).map(|log| log.number).collect()
-}
-
-/// Has dropped logs say nothing, and gives their segments back: once they are done or were replayed.
-///
-/// # Errors
-/// If a memory server is lost.
-pub(crate) async fn wipe_dropped(worker: &Handle, is_meant: impl Fn(&DroppedLog) -> bool) -> Result<(), Error> {
-    let logs: Vec<DroppedLog> = lock(&worker.compute().dropped_logs).extract_if(.., |log| is_meant(log)).collect();
-    match logs.is_empty() {
-        true => Ok(()),
-        false => wipe(worker, logs.into_iter().flat_map(|log| log.segments).collect()).await,
     }
 }

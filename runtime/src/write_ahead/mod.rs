@@ -67,7 +67,6 @@ use smallvec::SmallVec;
 
 #[doc(hidden)]
 pub use self::arrivals::{Group, Line};
-pub(crate) use self::dropped::{DroppedLog, dropped, wipe_dropped};
 pub use self::{
     arrivals::Arrivals,
     reserve::{Admitted, Reserve, Shortening},
@@ -86,7 +85,8 @@ use crate::{
     lock::OwnerId,
     page::StructureId,
     ptr::{Link, RemotePtr, ServerId},
-    redo::{RING_CLASS, RING_FROM, SHARE_WORDS_MAX, seal_batch, words_of},
+    recovery::wipe,
+    redo::{RING_CLASS, SHARE_WORDS_MAX, seal_batch, words_of},
     remote::write_words,
     sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock},
     tenure::Tenure,
@@ -97,8 +97,6 @@ use crate::{
 const SEGMENTS: usize = 64;
 /// One part in so many of all memory is for a log, at most.
 const MEMORY_SHARE: u64 = 16;
-/// Segments that are wiped at once.
-const WIPED_AT_ONCE: usize = 16;
 /// Batches that one worker writes before another one does, if both wait.
 const LED_MAX: usize = 8;
 /// About as many words are written though nobody waits for them.
@@ -273,9 +271,7 @@ impl Log {
         if state.pending.words > PENDING_WORDS_MAX {
             self.0.has_chores.store(1, Ordering::Relaxed);
         }
-        if self.unwritten_words(&state) > RESERVED_WORDS {
-            self.0.is_tight.store(1, Ordering::Relaxed);
-        }
+        self.note_tight(&state);
         state.next
     }
 
@@ -295,20 +291,22 @@ impl Log {
         if state.pending.last(page).is_some_and(|last| last.version == version && last.what.is_whole()) {
             return Ok(state.next);
         }
-        let empty = {
+        let has_room = {
             let mut room = self.room();
             if let Some(batch) = room.spaces().into_iter().find_map(|space| space.batch_of(page, version)) {
                 return Ok(batch);
             }
-            room.space.empty_count()
+            // With the room locked: a batch may get its place just now.
+            room.space.empty_count() * SHARE_WORDS_MAX
+                >= image.len() + self.expected_words(&state) + self.unseen_words()
         };
         let words = state.pending.words + image.len();
-        let fits = (words <= RESERVED_WORDS || state.pending.words == 0)
-            && image.len() + self.expected_words(&state) <= empty * SHARE_WORDS_MAX;
+        let fits = has_room && (words <= RESERVED_WORDS || state.pending.words == 0);
         if !fits {
             return Err((state.pending.words > 0).then_some(state.next));
         }
         state.pending.add(PageRecord { page, version, is_shared: false, what: Recorded::Image(image.into()) });
+        self.note_tight(&state);
         Ok(state.next)
     }
 
@@ -499,7 +497,7 @@ impl Log {
     ///
     /// # Errors
     /// What `write_back` failed with; why the log [is stuck](Log::is_stuck); if a memory server is lost, or there is no buffer;
-    /// [`Error::OutOfMemory`] if there is no memory for the segments that are [kept empty](Self::make_reserve).
+    /// [`Error::OutOfMemory`] if there is no memory for the segments that are kept empty.
     pub async fn turn_over(
         &self,
         worker: &Handle,
@@ -551,22 +549,6 @@ impl Log {
         let segments = std::mem::take(&mut self.room().past).into_rings();
         wipe(worker, segments).await
     }
-}
-
-/// Has segments say nothing, and gives them back. Fails only if a memory server is lost: nobody would wipe the rest later.
-async fn wipe(worker: &Handle, segments: Vec<RemotePtr>) -> Result<(), Error> {
-    let wiper = worker.clone();
-    // Every batch in them has a lower number.
-    let from = worker.compute().next_sequence();
-    let wiping = async move {
-        for segments in segments.chunks(WIPED_AT_ONCE) {
-            let words = segments.iter().map(|segment| (segment.word(RING_FROM), from));
-            write_words(&wiper, words.collect()).await?;
-            lock(&wiper.compute().idle_rings).extend(segments);
-        }
-        Ok::<_, Box<Error>>(())
-    };
-    Ok(worker.spawn_to_end(wiping).await?)
 }
 
 /// Writes a part whose WRITE has failed.

@@ -14,6 +14,8 @@ pub(super) const RESERVE: usize = 16;
 /// So much of it is for what is written back; and at most so much is pending when somebody adds to it.
 pub(super) const RESERVED_WORDS: usize = RESERVE / 2 * SHARE_WORDS_MAX;
 
+/// Batches take whole segments: the one on its way, and what is pending.
+const ROUNDING: usize = 2;
 /// While there is memory, so many words are admitted without a look at what is empty.
 const ADMITTED_WORDS: u64 = RESERVED_WORDS as u64 / 2;
 
@@ -55,6 +57,18 @@ impl Log {
         self.0.admitted.load(Ordering::Relaxed) as usize + self.unwritten_words(state)
     }
 
+    /// Words that may be admitted just now without a look at what is empty.
+    pub(super) fn unseen_words(&self) -> usize {
+        if self.has_room() { ADMITTED_WORDS as usize } else { 0 }
+    }
+
+    /// Changes are admitted one by one where much is not written yet.
+    pub(super) fn note_tight(&self, state: &State) {
+        if self.unwritten_words(state) > RESERVED_WORDS {
+            self.0.is_tight.store(1, Ordering::Relaxed);
+        }
+    }
+
     /// Words that are pending, or on their way without a place.
     pub(super) fn unwritten_words(&self, state: &State) -> usize {
         state.pending.words + self.0.unplaced.load(Ordering::Relaxed) as usize
@@ -90,7 +104,7 @@ impl Log {
                             true => RESERVED_WORDS.saturating_sub(words),
                             false => RESERVED_WORDS,
                         };
-                        let needed = (self.expected_words(&state) + for_images).div_ceil(SHARE_WORDS_MAX);
+                        let needed = (self.expected_words(&state) + for_images).div_ceil(SHARE_WORDS_MAX) + ROUNDING;
                         if needed <= empty {
                             return Ok(Some(admitted));
                         }
@@ -99,8 +113,10 @@ impl Log {
                 }
             };
             match blocked {
-                Blocked::Full { needed } if self.make_empty(worker, needed).await.is_err() => return Ok(None),
-                Blocked::Full { .. } => {}
+                Blocked::Full { needed } => match self.make_empty(worker, needed).await {
+                    Err(Error::OutOfMemory { .. } | Error::NotRecorded { .. }) => return Ok(None),
+                    made => made?,
+                },
                 Blocked::Pending(batch) => match self.arrival(worker, batch).await {
                     // Pages may be written back that are recorded as they are.
                     Err(Error::NotRecorded { .. }) => return Ok(None),
@@ -115,7 +131,7 @@ impl Log {
     /// # Errors
     /// [`Error::OutOfMemory`]; if a memory server is lost.
     pub async fn make_image_room(&self, worker: &Handle, words: usize) -> Result<(), Error> {
-        let needed = (self.expected_words(&self.state()) + words).div_ceil(SHARE_WORDS_MAX);
+        let needed = (self.expected_words(&self.state()) + self.unseen_words() + words).div_ceil(SHARE_WORDS_MAX);
         self.make_empty(worker, RESERVE.max(needed)).await
     }
 
@@ -123,14 +139,6 @@ impl Log {
     async fn make_empty(&self, worker: &Handle, count: usize) -> Result<(), Error> {
         let (log, maker) = (self.clone(), worker.clone());
         worker.spawn_to_end(async move { log.have_empty(&maker, count).await }).await
-    }
-
-    /// Makes those of the segments that are kept empty of which there are none. Those that are made stay, even if others cannot be.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`]; if a memory server is lost.
-    pub async fn make_reserve(&self, worker: &Handle) -> Result<(), Error> {
-        self.make_empty(worker, RESERVE).await
     }
 
     /// Makes segments until so many are empty, in a task that nobody cuts off.

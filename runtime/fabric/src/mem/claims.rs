@@ -10,7 +10,10 @@ use std::{
 
 use hashbrown::HashSet;
 
-use super::files::{self, is_locked};
+use super::{
+    files::{self, is_locked},
+    served::has_regions,
+};
 use crate::{
     error::Error,
     fabric::{Liveness, OwnerClaim},
@@ -58,6 +61,11 @@ impl Claims {
         }
     }
 
+    /// Whether their cluster has ended.
+    pub(super) fn are_over(&self) -> bool {
+        matches!(self, Self::Files(dir) if is_over(dir))
+    }
+
     pub(super) fn liveness(&self, owner: OwnerId) -> Liveness {
         match self {
             Self::InProcess(owners) if lock(owners).contains(&owner) => Liveness::Alive,
@@ -66,7 +74,7 @@ impl Claims {
                 Ok(file) if is_locked(&file) => Liveness::Alive,
                 Ok(_) => Liveness::Dead,
                 // A claim is made before its incarnation is first used, and its file goes only with a clean exit, or with its cluster.
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound && !is_over(dir) => Liveness::Dead,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound && !self.are_over() => Liveness::Dead,
                 Err(_) => Liveness::Alive,
             },
         }
@@ -79,9 +87,9 @@ fn given_out_twice(owner: OwnerId) -> Error {
     Error::BadRegion { server, why: format!("it gave out the incarnation of {owner}, which still runs") }
 }
 
-/// Whether the cluster of these claims has ended: then nobody finds any of them, and nobody is dead.
+/// Whether the cluster of these claims has ended, with its last region: its claims are removed then, and nobody is dead.
 fn is_over(dir: &Path) -> bool {
-    matches!(dir.try_exists(), Ok(false))
+    dir.parent().is_some_and(|cluster| !has_regions(cluster))
 }
 
 fn file_of(dir: &Path, owner: OwnerId) -> PathBuf {
@@ -136,6 +144,7 @@ mod tests {
     fn anew(cluster: &Path) -> Claims {
         let _ = fs::remove_dir_all(cluster);
         files::make_dir(&cluster.join("owners")).unwrap();
+        fs::write(cluster.join("server-0.mem"), []).unwrap();
         Claims::files(cluster)
     }
 
@@ -160,7 +169,11 @@ mod tests {
         let (dir, owner) = (scratch.path().join("cluster"), OwnerId::new(5).unwrap());
         let claims = anew(&dir);
         let claim = claims.claim(owner).unwrap();
+        fs::remove_file(dir.join("server-0.mem")).unwrap();
         fs::remove_dir_all(dir.join("owners")).unwrap();
+        assert!(claim.holds());
+        // A memory server that is about to begin another one makes it again.
+        files::make_dir(&dir.join("owners")).unwrap();
         assert!(claim.holds());
         assert_eq!(claims.liveness(owner), Liveness::Alive);
         // Here others find that it is not among those that live.

@@ -72,10 +72,20 @@ pub(super) fn require_own(dir: &Path) -> Result<(), Error> {
     Ok(drop(what))
 }
 
+/// Behind the name of a file that is not complete.
+fn draft_number() -> String {
+    format!("{:016x}", rand::random::<u64>())
+}
+
+/// Whether a draft's name ends so.
+pub(super) fn is_draft_number(end: &str) -> bool {
+    end.len() == 16 && end.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
 /// Writes a file so that whoever reads it finds the old text or the new one.
 fn replace(path: &Path, text: &str) -> io::Result<()> {
     let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{:016x}", rand::random::<u64>()));
+    name.push(format!(".{}", draft_number()));
     let draft = PathBuf::from(name);
     let written = private()
         .create_new(true)
@@ -149,7 +159,7 @@ impl ClusterFile {
         require_own(&dir.join("owners"))?;
         let path = dir.join("cluster");
         if !path.exists() {
-            let draft = dir.join(format!("cluster.{:016x}", rand::random::<u64>()));
+            let draft = dir.join(format!("cluster.{}", draft_number()));
             let text = format!("farlink cluster\nid {:#x}\nservers {servers}\n", rand::random::<u64>());
             let made = private().create_new(true).open(&draft).and_then(|mut file| file.write_all(text.as_bytes()));
             let linked = made.and_then(|()| fs::hard_link(&draft, &path));

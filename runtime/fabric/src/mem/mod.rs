@@ -280,7 +280,12 @@ impl Fabric for MemFabric {
     }
 
     fn liveness(&self, owner: OwnerId) -> Liveness {
-        self.claims.liveness(owner)
+        let liveness = self.claims.liveness(owner);
+        if liveness == Liveness::Alive && self.claims.are_over() {
+            // Whoever waits for it is told that its memory is gone.
+            let _ = self.check_servers();
+        }
+        liveness
     }
 
     fn peer_listener(&self, owner: OwnerId, options: &ListenOptions) -> Result<Box<dyn Listener>, Error> {

@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, File, TryLockError},
+    io::ErrorKind,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -188,10 +189,12 @@ impl Drop for ServedRegion {
     }
 }
 
-fn has_regions(dir: &Path) -> bool {
-    fs::read_dir(dir).map_or(true, |entries| {
-        entries.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with("server-"))
-    })
+/// Whether a cluster has regions, as far as can be said.
+pub(super) fn has_regions(dir: &Path) -> bool {
+    fs::read_dir(dir).map_or_else(
+        |error| error.kind() != ErrorKind::NotFound,
+        |entries| entries.flatten().any(|entry| entry.file_name().to_string_lossy().starts_with("server-")),
+    )
 }
 
 /// Removes a cluster that has no memory server left, and that none is about to join.
@@ -203,28 +206,21 @@ fn remove_if_last(dir: &Path) {
     }
     if !has_regions(dir) {
         // The file last: once it is gone, somebody may begin a cluster here again.
-        remove_owners(dir);
+        let _ = fs::remove_dir_all(dir.join("owners"));
         let _ = fs::remove_dir_all(dir.join("connections"));
-        remove_all(dir, &["acceptor-", "started-", "cluster."]);
+        remove_all(dir);
         let _ = fs::remove_file(path);
         let _ = fs::remove_dir(dir);
     }
 }
 
-/// All claims go at once: who has one is not dead for its cluster's end.
-fn remove_owners(dir: &Path) {
-    let gone = dir.join("owners.gone");
-    // Who was killed just here has left it.
-    let _ = fs::remove_dir_all(&gone);
-    let _ = fs::rename(dir.join("owners"), &gone);
-    let _ = fs::remove_dir_all(gone);
-}
-
-/// Removes files whose names begin so: what killed memory servers have left.
-fn remove_all(dir: &Path, prefixes: &[&str]) {
+/// Removes what killed memory servers have left: of drafts of the cluster's file only those, for others may have files there.
+fn remove_all(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        if prefixes.iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
+        let name = name.to_string_lossy();
+        let is_draft = name.strip_prefix("cluster.").is_some_and(files::is_draft_number);
+        if is_draft || ["acceptor-", "started-"].iter().any(|prefix| name.starts_with(prefix)) {
             let _ = fs::remove_file(entry.path());
         }
     }
@@ -272,10 +268,17 @@ mod tests {
         for left in ["cluster", "started-0", "acceptor-0"] {
             fs::write(dir.join(format!("{left}.0123456789abcdef")), "").unwrap();
         }
-        for left in ["owners", "owners.gone", "connections"] {
+        for left in ["owners", "connections"] {
             files::make_dir(&dir.join(left)).unwrap();
             fs::write(dir.join(left).join("7"), "").unwrap();
         }
+        fs::write(dir.join("cluster.log"), "somebody else's").unwrap();
+        drop(region);
+        let left: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["cluster.log"]);
+        fs::remove_file(dir.join("cluster.log")).unwrap();
+        let mut region = ServedRegion::start(&options).unwrap();
+        region.make_ephemeral();
         drop(region);
         assert!(!dir.exists());
     }
