@@ -4,9 +4,12 @@ use std::sync::Arc;
 
 use farlink_offload::{CacheOptions, ComputeCache};
 use farlink_runtime::{
+    error::Error,
     fabric::Fabric,
     one_sided::{OneSided, Proof},
+    ptr::ServerId,
     server::in_process,
+    structure::StructurePlacement,
     worker::Worker,
 };
 use farlink_structures::{
@@ -86,10 +89,41 @@ fn the_last_key_is_a_key<S: Subject>() {
     assert!(report.is_clean() && report.entries == 0, "{report:?}");
 }
 
+/// Entries that were fetched in the other order come again, those that were handed out do not.
+fn a_range_turns_round_at_any_time<S: Subject>() {
+    let entries: Vec<(u64, u64)> = (0..3000).map(|key| (key, !key)).collect();
+    let fabric = filled::<S>(&entries, 0.7);
+    with::<S>(&fabric, async |_, map| {
+        for (taken, bounds) in [(0, 0..3000), (5, 0..3000), (5, 0..20), (20, 0..20), (1500, 0..3000)] {
+            let mut range = map.range(bounds.clone());
+            for expected in &entries[..taken] {
+                assert_eq!(range.next().await.unwrap().as_ref(), Some(expected));
+            }
+            let rest: Vec<_> = entries[taken..bounds.end as usize].iter().rev().copied().collect();
+            assert_eq!(range.descending().descending().take(9999).await.unwrap(), rest, "{taken} of {bounds:?}");
+        }
+    });
+}
+
 test_every_structure!(
-    one_entry_is_loaded, nothing_is_loaded, the_last_key_is_a_key;
-    bwtree: one_entry_is_loaded, nothing_is_loaded, the_last_key_is_a_key,
+    one_entry_is_loaded, nothing_is_loaded, the_last_key_is_a_key, a_range_turns_round_at_any_time;
+    bwtree: one_entry_is_loaded, nothing_is_loaded, the_last_key_is_a_key, a_range_turns_round_at_any_time,
 );
+
+#[test]
+fn a_root_on_no_memory_server_is_refused() {
+    let fabric = filled::<Tree>(&[], 0.7);
+    with::<Tree>(&fabric, async |worker, _| {
+        for (server, name) in [(1, "there"), (2, "not there"), (7, "not there")] {
+            let placement = StructurePlacement { root: ServerId::new(server), ..StructurePlacement::default() };
+            let made = Map::<Tree, _>::make_at(worker, name, PAGE_BYTES, Proof::Checksum, placement).await;
+            match server {
+                1 => assert_eq!(made.unwrap().structure().root.server(), ServerId::new(1).unwrap()),
+                _ => assert!(matches!(made, Err(Error::BadOption { option: "root", .. })), "{server}"),
+            }
+        }
+    });
+}
 
 /// A full leaf that ends below the last key: its high fence is the greatest word there is, and it is one.
 #[test]

@@ -318,6 +318,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             self.record_one(page, &change)?;
         }
         self.forget_overwritten(&mut change);
+        let is_news = is_news && change.written_through.is_empty();
         let (fates, flushes) = (std::mem::take(&mut change.fates), self.cache().flushes());
         self.settle(&pages, &[], &fates, &links, &children, flushes);
         locked.count = 0;

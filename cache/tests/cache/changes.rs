@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::support::*;
-use farlink_cache::{Admission, CacheError, Conflict, PageError, PageId};
+use farlink_cache::{Admission, CacheError, Change, Conflict, PageError, PageId};
 
 const KEYS: u64 = under_miri(20_000, 3000);
 
@@ -114,6 +114,27 @@ fn a_refreshed_page_keeps_its_swizzled_links() {
         assert_eq!(tree.handle.store().world().writes, before);
         for key in (0..KEYS).step_by(5) {
             assert_eq!(tree.get(key * 2).await.unwrap(), Some(key));
+        }
+    });
+}
+
+/// Its caller writes it to the store, also where it changes one page alone.
+#[test]
+fn a_page_that_is_written_through_is_not_dirty() {
+    let test_bed = test_bed(Admission::Always);
+    test_bed.run(|tree| async move {
+        let path = tree.path(100).await.unwrap();
+        let before = tree.handle.store().world().writes;
+        for (value, is_through) in [(1, true), (2, false)] {
+            let change = |change: &mut Change<'_>| {
+                change.set(0, crate::support::page::value_at(0), value);
+                if is_through {
+                    change.write_through(0);
+                }
+            };
+            tree.handle.update(&path[path.len() - 1], change).unwrap();
+            tree.handle.flush().await.unwrap();
+            assert_eq!(tree.handle.store().world().writes - before, u64::from(!is_through));
         }
     });
 }

@@ -77,7 +77,8 @@ impl<P: Plugin> Attempt<P> {
     /// Notes whether the operation goes beyond what is below its first miss, where a shipped one would have come back.
     #[cold]
     fn note_way(&self, miss: Unshipped, from: u8, hint: Hint) {
-        let is_beyond = from > miss.level || from == 0 || hint.direction != Direction::Down;
+        let is_beside = from == 0 || from == miss.level && hint.direction != Direction::Down;
+        let is_beyond = from > miss.level || is_beside;
         if is_beyond && miss.left_ns.is_none() {
             let left_ns = Some(self.cached().worker().clock().now_ns());
             self.unshipped.set(Some(Unshipped { left_ns, ..miss }));

@@ -308,6 +308,9 @@ impl<S: OrderedMap> Operation for Count<S> {
 
     async fn route<D: Shards<Plugin = S>>(&self, parts: &D) -> Result<(u64, Option<u64>), Error> {
         let Self { low, high, limit, of } = *self;
+        if low > high {
+            return Ok((0, None));
+        }
         if let Some(about) = in_order(parts, &self.scope(), false) {
             let &(part, _) = about.first().ok_or(Error::Malformed("an operation is about no part of its structure"))?;
             let (count, rest) = parts.on(part, self).await?;

@@ -1,12 +1,15 @@
 //! The coarse-grained design against a model, and what it costs.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, marker::PhantomData, time::Duration};
 
 use farlink_offload::{ShardKey, ShardedRemote};
-use farlink_runtime::{error::Error, fabric::mem::MemOptions, worker::Worker};
+use farlink_runtime::{error::Error, fabric::mem::MemOptions, operation::Run, worker::Worker};
 use farlink_structures::{
     btree::Tree,
-    map::{KeyRange, Map},
+    map::{
+        KeyRange, Map,
+        ops::{Count, Scan},
+    },
 };
 use farlink_tests::{
     bounded::Watchdog,
@@ -87,6 +90,38 @@ test_every_structure!(
     agrees_with_a_model, long_scans_come_in_parts;
     bwtree: agrees_with_a_model, long_scans_come_in_parts,
 );
+
+/// Each part answers up to the limit; the operation does not.
+#[test]
+fn a_scan_over_parts_keeps_its_limit() {
+    for cut in cuts() {
+        over::<Tree, _>(FAST, cut.clone(), async |_, map| {
+            let model: BTreeMap<u64, u64> = (0..450).map(|key| (key, !key)).collect();
+            for (&key, &value) in &model {
+                map.insert(key, value).await?;
+            }
+            for limit in [0, 1, 10, 200, 450, 999] {
+                for descending in [false, true] {
+                    let scan = Scan::<Tree> { low: 20, high: 439, limit, descending, of: PhantomData };
+                    let part = map.access().execute(&scan).await?;
+                    let mut all: Vec<_> = model.range(20..=439).map(|(&key, &value)| (key, value)).collect();
+                    if descending {
+                        all.reverse();
+                    }
+                    let count = (limit as usize).min(all.len());
+                    assert_eq!(part.entries, all[..count], "{cut:?}, {limit}, {descending}");
+                    let rest = all.get(count).filter(|_| limit > 0).map(|&(key, _)| key);
+                    assert_eq!(part.rest, rest, "{cut:?}, {limit}, {descending}");
+                }
+            }
+            for (low, high) in [(2, 1), (u64::MAX, 0)] {
+                let count = Count::<Tree> { low, high, limit: 9, of: PhantomData };
+                assert_eq!(map.access().execute(&count).await?, (0, None), "{cut:?}");
+            }
+            Ok(model)
+        });
+    }
+}
 
 /// A get is one exchange of messages, and nothing else.
 #[test]
