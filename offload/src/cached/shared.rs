@@ -63,7 +63,9 @@ impl<P: Plugin> Cached<P> {
                 Overlap::Partly => copies.push(self.current(page).await?),
             }
         }
-        let Some(locked) = self.one_sided().lock(copies).await? else { return Err(Interrupt::conflict()) };
+        let Some(locked) = self.one_sided().lock(copies, passage.clone()).await? else {
+            return Err(Interrupt::conflict());
+        };
         let held: SmallVec<[_; 4]> = old.iter().map(|(page, ..)| &page.0).collect();
         let (mut after, mut freeing) = (Vec::new(), SmallVec::<[Link; 2]>::new());
         let mut unlocking: Vec<Link> = Vec::new();

@@ -85,14 +85,12 @@ async fn free_all(worker: &Handle, id: StructureId) -> Result<u64, Error> {
     let mut count = 0;
     loop {
         let audit = audit::audit(worker, id, None, &HashSet::new()).await?;
-        let mut freed = 0;
-        for page in audit.leaked {
-            freed += u64::from(pages::free_unlinked(worker, id, page).await?);
-        }
-        count += freed;
         // Who repairs a dead one's change, here or elsewhere, makes pages live that were new in it.
-        if freed == 0 {
+        if audit.leaked.is_empty() {
             return Ok(count);
+        }
+        for page in audit.leaked {
+            count += u64::from(pages::free_unlinked(worker, id, page).await?);
         }
     }
 }

@@ -13,6 +13,8 @@
 //!
 //! Locks that are dropped are given back by a task of the worker.
 
+use std::any::Any;
+
 use super::{
     PageCopy,
     change::{begin, freed},
@@ -49,17 +51,23 @@ pub struct LockedPages {
     worker: Handle,
     pages: Vec<Changed>,
     /// Until all are unlocked.
-    held: Option<(SlotGuard, Pin, Recording)>,
+    held: Option<Held>,
 }
 
-/// Locks pages from the words that their copies were read under.
-pub(super) async fn lock(worker: Handle, pages: Vec<PageCopy>) -> Result<Option<LockedPages>, Interrupt> {
+type Held = (SlotGuard, Pin, Recording, Box<dyn Any>);
+
+/// Locks pages from the words that their copies were read under. The guard is kept until all are unlocked.
+pub(super) async fn lock(
+    worker: Handle,
+    pages: Vec<PageCopy>,
+    guard: Box<dyn Any>,
+) -> Result<Option<LockedPages>, Interrupt> {
     let pin = worker.pin();
     let pages: Vec<Changed> = pages.into_iter().map(Changed::open).collect();
     let mut recording = record_locks(&worker, &pages)?;
     let slots = begin(&worker, Some(&mut recording), &pages).await?;
     if lock_all(&worker, &pages, Some(&mut recording)).await? {
-        return Ok(Some(LockedPages { worker, pages, held: Some((slots, pin, recording)) }));
+        return Ok(Some(LockedPages { worker, pages, held: Some((slots, pin, recording, guard)) }));
     }
     bump(&worker.count().lock_conflicts);
     Ok(None)

@@ -22,7 +22,7 @@ mod pages;
 mod proof;
 mod protocol;
 
-use std::{future::Future, pin::Pin};
+use std::{any::Any, future::Future, pin::Pin};
 
 use self::{
     change::{PreparedChange, are_unchanged},
@@ -239,13 +239,14 @@ impl<P: Plugin> OneSided<P> {
     }
 
     /// Locks pages as they were read, all or none: for an owner whose change of pages that others share is computed under their
-    /// locks. `None` if one of them has changed. If the returned future is dropped, none stays locked.
+    /// locks. `None` if one of them has changed. If the returned future is dropped, none stays locked. The guard is kept until no lock of
+    /// these can land any more.
     ///
     /// # Errors
     /// If the fabric fails.
-    pub async fn lock(&self, pages: Vec<PageCopy>) -> Result<Option<LockedPages>, Interrupt> {
+    pub async fn lock(&self, pages: Vec<PageCopy>, guard: impl Any) -> Result<Option<LockedPages>, Interrupt> {
         let worker = self.worker();
-        worker.spawn_to_end(locked::lock(worker.clone(), pages)).await
+        worker.spawn_to_end(locked::lock(worker.clone(), pages, Box::new(guard))).await
     }
 
     /// That pages are as they were read: one READ of each lock word, in one round trip. Which of them are.

@@ -297,8 +297,7 @@ impl Log {
                 return Ok(batch);
             }
             // With the room locked: a batch may get its place just now.
-            room.space.empty_count() * SHARE_WORDS_MAX
-                >= image.len() + self.expected_words(&state) + self.unseen_words()
+            room.space.empty_count() >= self.expected_segments(&state, image.len())
         };
         let words = state.pending.words + image.len();
         let fits = has_room && (words <= RESERVED_WORDS || state.pending.words == 0);

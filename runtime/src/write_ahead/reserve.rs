@@ -57,9 +57,13 @@ impl Log {
         self.0.admitted.load(Ordering::Relaxed) as usize + self.unwritten_words(state)
     }
 
-    /// Words that may be admitted just now without a look at what is empty.
-    pub(super) fn unseen_words(&self) -> usize {
-        if self.has_room() { ADMITTED_WORDS as usize } else { 0 }
+    /// Segments that there have to be, for so many words more that are pending: for the batch on its way, for what is pending, and for what is
+    /// admitted or may be without a look at what is empty.
+    pub(super) fn expected_segments(&self, state: &State, words: usize) -> usize {
+        let [admitted, unplaced] = [&self.0.admitted, &self.0.unplaced].map(|words| words.load(Ordering::Relaxed));
+        let admitted = if self.has_room() { admitted.max(ADMITTED_WORDS) } else { admitted };
+        let batches = [unplaced as usize, state.pending.words + words, admitted as usize];
+        batches.into_iter().map(|words| words.div_ceil(SHARE_WORDS_MAX)).sum()
     }
 
     /// Changes are admitted one by one where much is not written yet.
@@ -131,7 +135,7 @@ impl Log {
     /// # Errors
     /// [`Error::OutOfMemory`]; if a memory server is lost.
     pub async fn make_image_room(&self, worker: &Handle, words: usize) -> Result<(), Error> {
-        let needed = (self.expected_words(&self.state()) + self.unseen_words() + words).div_ceil(SHARE_WORDS_MAX);
+        let needed = self.expected_segments(&self.state(), words);
         self.make_empty(worker, RESERVE.max(needed)).await
     }
 

@@ -91,7 +91,7 @@ fn who_records_all_changes_goes_on_without_memory_in_a_small_cache() {
     goes_on(Durability::Logged, CACHE_BYTES_MIN, 16);
 }
 
-/// The largest that there are.
+/// The largest that a B+-tree has.
 #[test]
 fn who_has_large_pages_goes_on_without_memory() {
     for durability in [Durability::Logged, Durability::WriteBack] {

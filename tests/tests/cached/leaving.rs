@@ -109,7 +109,7 @@ fn who_rests_in_an_operation_changes_nothing_that_has_gone() {
         });
         model.insert(key, 2);
         let has_waited = turns > TURNS;
-        // Only for one that holds a shared page's remote lock.
+        // Only for one that changes a page that others share.
         waited += u32::from(has_waited);
         while outcome.borrow().is_none() {
             go_on();
