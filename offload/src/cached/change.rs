@@ -165,7 +165,7 @@ impl<P: Plugin> Cached<P> {
 
     /// Has the log admit a change. Where memory is full, writes back pages that its oldest records are about, or waits for who does.
     #[cold]
-    async fn make_room(&self, log: &Log, words: usize) -> Result<Admitted, Interrupt> {
+    async fn make_room<'l>(&self, log: &'l Log, words: usize) -> Result<Admitted<'l>, Interrupt> {
         let (mut attempt, mut in_vain) = (0, 0);
         loop {
             if let Some(admitted) = log.admit(self.worker(), words).await? {

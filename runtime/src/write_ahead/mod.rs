@@ -33,8 +33,10 @@
 //! has arrived. A segment is used again when all its batches are done with. When many are in use, the owner writes the pages back
 //! that the oldest are about ([`Log::oldest_pages`]), which records them anew; it does not wait for room while there is memory.
 //!
-//! To write pages back takes room in the log, too, so some segments are kept empty. Where memory is full they are used, and soon no
-//! more changes are made ([`Log::admit`], in `write_ahead/reserve.rs`): what is left is for images, which make older records done with, and so all but themselves.
+//! To write pages back takes room in the log, too, so some segments are kept empty. A change is made once it is *admitted*
+//! ([`Log::admit`], in `write_ahead/reserve.rs`): there are segments for it, for all that is admitted, pending, or on its way without a place,
+//! and some for images. So what is pending can always be written. Where memory is full, soon no more changes are admitted: what is left is for
+//! images, which make older records done with, and so all but themselves.
 //!
 //! # Replay
 //! Whoever finds the owner dead, or is about to own what it owned, takes for each page that the log names its newest record (and the

@@ -22,12 +22,12 @@ const ADMITTED_WORDS: u64 = RESERVED_WORDS as u64 / 2;
 /// Room for what an admitted change records: until that is recorded, and this dropped.
 #[derive(Debug)]
 #[must_use = "others have the room once it is dropped"]
-pub struct Admitted {
-    log: Log,
+pub struct Admitted<'a> {
+    log: &'a Log,
     words: u64,
 }
 
-impl Drop for Admitted {
+impl Drop for Admitted<'_> {
     fn drop(&mut self) {
         self.log.0.admitted.fetch_sub(self.words, Ordering::Relaxed);
     }
@@ -41,10 +41,10 @@ impl Log {
     }
 
     /// Adds to what is admitted: this and all that is.
-    fn hold(&self, words: usize) -> (Admitted, u64) {
+    fn hold(&self, words: usize) -> (Admitted<'_>, u64) {
         let words = words as u64;
         let before = self.0.admitted.fetch_add(words, Ordering::Relaxed);
-        (Admitted { log: self.clone(), words }, before + words)
+        (Admitted { log: self, words }, before + words)
     }
 
     /// Whether changes are admitted that are not recorded.
@@ -80,7 +80,7 @@ impl Log {
 
     /// [`Self::admit`] for those who do not want to wait; `None` says nothing.
     #[inline]
-    pub fn try_admit(&self, words: usize) -> Option<Admitted> {
+    pub fn try_admit(&self, words: usize) -> Option<Admitted<'_>> {
         let (admitted, all) = self.hold(words);
         (self.has_room() && all <= ADMITTED_WORDS).then_some(admitted)
     }
@@ -91,7 +91,7 @@ impl Log {
     ///
     /// # Errors
     /// As [`Self::arrival`].
-    pub async fn admit(&self, worker: &Handle, words: usize) -> Result<Option<Admitted>, Error> {
+    pub async fn admit(&self, worker: &Handle, words: usize) -> Result<Option<Admitted<'_>>, Error> {
         loop {
             let blocked = {
                 let (state, room) = (self.state(), self.room());
