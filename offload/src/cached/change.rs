@@ -40,8 +40,8 @@ impl<P: Plugin> Cached<P> {
                 _admitted = Some(Box::pin(self.make_room(log, words)).await?);
             }
         }
-        // Until all of it is done, also by tasks that go on when this is dropped. Where only private pages are changed, not while this waits for
-        // others: whoever gives up what is owned waits for it, and this may not be polled again.
+        // Until all of it is done, also by tasks that go on when this is dropped. Not while this waits for others: whoever gives up what is
+        // owned waits for it, and this may not be polled again.
         let mut passage = self.cache.store().begin_change()?;
         let structure = self.context().structure.id;
         if let ([(page, Role::Current)], true) = (&*old, new.is_empty())
@@ -78,8 +78,8 @@ impl<P: Plugin> Cached<P> {
         }
         if is_shared {
             let old = old.into_iter().zip(overlaps).map(|((page, role), overlap)| (page, role, overlap)).collect();
-            // Its remote locks may not land once a part is given up: there they would be another owner's pages.
-            return Box::pin(self.change_shared(old, new, f, passage)).await;
+            drop(passage);
+            return Box::pin(self.change_shared(old, new, f)).await;
         }
         drop(passage);
         self.until_unlocked(old.iter().map(|(page, _)| page).filter(|page| page.level() > 0).map(PageRef::link)).await;

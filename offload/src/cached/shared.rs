@@ -46,7 +46,6 @@ impl<P: Plugin> Cached<P> {
         old: Vec<Old<'a, P>>,
         new: Vec<NewPage>,
         f: &mut dyn FnMut(&mut CachedPages<'a>),
-        passage: Passage,
     ) -> Result<Pages<CachedPage<'a, P>>, Interrupt> {
         let (structure, store) = (self.context().structure.id, self.cache.store());
         let mut reserved = Vec::with_capacity(new.len());
@@ -63,9 +62,27 @@ impl<P: Plugin> Cached<P> {
                 Overlap::Partly => copies.push(self.current(page).await?),
             }
         }
-        let Some(locked) = self.one_sided().lock(copies, passage.clone()).await? else {
+        // Locks may not land once a part is given up: there they would be another owner's pages.
+        let enter = {
+            let here = self.clone();
+            move |mut pages: &mut dyn Iterator<Item = &[u64]>| {
+                let store = here.cache.store();
+                let passage = store.begin_change()?;
+                match Iterator::all(&mut pages, |words| store.overlap(words) == Overlap::Partly) {
+                    true => Ok(passage),
+                    false => Err(Interrupt::conflict()),
+                }
+            }
+        };
+        let Some(locked) = self.one_sided().lock(copies, enter).await? else {
             return Err(Interrupt::conflict());
         };
+        let passage = locked.guard().clone();
+        for (page, _, overlap) in &old {
+            if self.overlap_of(page)? != *overlap {
+                return Err(Interrupt::conflict());
+            }
+        }
         let held: SmallVec<[_; 4]> = old.iter().map(|(page, ..)| &page.0).collect();
         let (mut after, mut freeing) = (Vec::new(), SmallVec::<[Link; 2]>::new());
         let mut unlocking: Vec<Link> = Vec::new();

@@ -11,9 +11,13 @@
 //! If the owner dies before the batch has arrived, nothing was written, and who meets a lock unlocks the page as it was; later, its log
 //! is replayed.
 //!
-//! Locks that are dropped are given back by a task of the worker.
+//! Locks that are dropped are given back by a task of the worker; and so are those that nobody fetches, because whoever asked for
+//! them is not polled: others wait for them.
 
-use std::any::Any;
+use std::{
+    cell::RefCell,
+    rc::{Rc, Weak},
+};
 
 use super::{
     PageCopy,
@@ -45,35 +49,75 @@ pub enum After {
     Freed,
 }
 
-/// Pages that this compute server holds the remote locks of.
+/// So many turns of the worker locks wait to be fetched. Whoever is polled at all fetches them in one or two.
+const TURNS_TO_FETCH: u32 = 1000;
+
+/// Pages that this compute server holds the remote locks of, and a guard until all are unlocked.
 #[derive(Debug)]
-pub struct LockedPages {
+pub struct LockedPages<G: 'static> {
     worker: Handle,
     pages: Vec<Changed>,
     /// Until all are unlocked.
-    held: Option<Held>,
+    held: Option<(SlotGuard, Pin, Recording)>,
+    guard: Rc<G>,
 }
 
-type Held = (SlotGuard, Pin, Recording, Box<dyn Any>);
+/// Locks that were asked for, until they are fetched.
+#[derive(Debug)]
+pub(super) struct Offer<G: 'static>(Rc<RefCell<Option<LockedPages<G>>>>);
 
-/// Locks pages from the words that their copies were read under. The guard is kept until all are unlocked.
-pub(super) async fn lock(
+impl<G> Offer<G> {
+    fn new(locked: LockedPages<G>) -> Self {
+        let worker = locked.worker.clone();
+        let offer = Rc::new(RefCell::new(Some(locked)));
+        let offered = Rc::downgrade(&offer);
+        let give_back = {
+            let worker = worker.clone();
+            async move {
+                for _ in 0..TURNS_TO_FETCH {
+                    if Weak::strong_count(&offered) == 0 {
+                        return;
+                    }
+                    worker.yield_now().await;
+                }
+                drop(offered.upgrade().and_then(|offer| offer.take()));
+            }
+        };
+        drop(worker.spawn_to_end(give_back));
+        Self(offer)
+    }
+
+    /// `None` if that has taken too long.
+    pub(super) fn fetch(self) -> Option<LockedPages<G>> {
+        self.0.take()
+    }
+}
+
+/// Locks pages from the words that their copies were read under. Before the first lock goes out, `enter` is told the words of the pages; it
+/// refuses, or gives a guard that is kept until all are unlocked.
+pub(super) async fn lock<G: 'static>(
     worker: Handle,
     pages: Vec<PageCopy>,
-    guard: Box<dyn Any>,
-) -> Result<Option<LockedPages>, Interrupt> {
+    enter: impl FnOnce(&mut dyn Iterator<Item = &[u64]>) -> Result<G, Interrupt>,
+) -> Result<Option<Offer<G>>, Interrupt> {
     let pin = worker.pin();
     let pages: Vec<Changed> = pages.into_iter().map(Changed::open).collect();
     let mut recording = record_locks(&worker, &pages)?;
     let slots = begin(&worker, Some(&mut recording), &pages).await?;
+    let guard = Rc::new(enter(&mut pages.iter().map(|page| &page.image[..]))?);
     if lock_all(&worker, &pages, Some(&mut recording)).await? {
-        return Ok(Some(LockedPages { worker, pages, held: Some((slots, pin, recording, guard)) }));
+        return Ok(Some(Offer::new(LockedPages { worker, pages, held: Some((slots, pin, recording)), guard })));
     }
     bump(&worker.count().lock_conflicts);
     Ok(None)
 }
 
-impl LockedPages {
+impl<G> LockedPages<G> {
+    /// What was given on entering.
+    pub fn guard(&self) -> &G {
+        &self.guard
+    }
+
     /// Ends the change: `after` for each page, in their order, of which those without one are kept; and new pages with their words, which are complete before anything
     /// leads to them. To be run as a task that nobody cuts off.
     ///
@@ -132,13 +176,13 @@ async fn write(worker: &Handle, changed: &[Changed], added: &[Added]) -> Result<
     outcome
 }
 
-impl Drop for LockedPages {
+impl<G> Drop for LockedPages<G> {
     fn drop(&mut self) {
         let pages = std::mem::take(&mut self.pages);
         if pages.is_empty() {
             return;
         }
-        let (worker, held) = (self.worker.clone(), self.held.take());
+        let (worker, held) = (self.worker.clone(), (self.held.take(), Rc::clone(&self.guard)));
         let unlock = async move {
             if let Err(error) = unlock_unchanged(&worker, &pages.iter().collect::<Vec<_>>()).await {
                 tracing::debug!(%error, "a page was not unlocked");

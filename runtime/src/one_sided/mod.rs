@@ -22,7 +22,7 @@ mod pages;
 mod proof;
 mod protocol;
 
-use std::{any::Any, future::Future, pin::Pin};
+use std::{future::Future, pin::Pin};
 
 use self::{
     change::{PreparedChange, are_unchanged},
@@ -239,14 +239,22 @@ impl<P: Plugin> OneSided<P> {
     }
 
     /// Locks pages as they were read, all or none: for an owner whose change of pages that others share is computed under their
-    /// locks. `None` if one of them has changed. If the returned future is dropped, none stays locked. The guard is kept until no lock of
-    /// these can land any more.
+    /// locks. `None` if one of them has changed. If the returned future is dropped, none stays locked; nor for long, if it is not polled
+    /// while the worker takes turns: then it is `None`, too.
+    ///
+    /// Directly before the first lock goes out, `enter` is told the words of the pages. It refuses, or gives a guard that is kept until no
+    /// lock of these can land any more.
     ///
     /// # Errors
-    /// If the fabric fails.
-    pub async fn lock(&self, pages: Vec<PageCopy>, guard: impl Any) -> Result<Option<LockedPages>, Interrupt> {
+    /// If the fabric fails, or `enter` refuses.
+    pub async fn lock<G: 'static>(
+        &self,
+        pages: Vec<PageCopy>,
+        enter: impl FnOnce(&mut dyn Iterator<Item = &[u64]>) -> Result<G, Interrupt> + 'static,
+    ) -> Result<Option<LockedPages<G>>, Interrupt> {
         let worker = self.worker();
-        worker.spawn_to_end(locked::lock(worker.clone(), pages, Box::new(guard))).await
+        let offered = worker.spawn_to_end(locked::lock(worker.clone(), pages, enter)).await?;
+        Ok(offered.and_then(locked::Offer::fetch))
     }
 
     /// That pages are as they were read: one READ of each lock word, in one round trip. Which of them are.

@@ -14,9 +14,10 @@ use farlink_runtime::{
     access::{Access, Hint, Interrupt, Link, Overlap, PageRef, Plugin, Region, Start},
     error::Error,
     fabric::Fabric,
-    lock::LockWord,
+    lock::{LockState, LockWord},
     one_sided::{OneSided, Proof, ownership},
     page::LOCK,
+    ptr::RemotePtr,
     structure::Structure,
 };
 use farlink_structures::{
@@ -46,6 +47,10 @@ fn logged() -> ComputeCache<Tree> {
 
 /// The link to the leaf that has a key, as remote memory has it.
 pub(crate) async fn leaf_with(tree: &OneSided<Tree>, key: u64) -> Result<Link, Interrupt> {
+    Ok(leaf_and_parent(tree, key).await?.0)
+}
+
+async fn leaf_and_parent(tree: &OneSided<Tree>, key: u64) -> Result<(Link, RemotePtr), Interrupt> {
     let only = KeyRange { low: key, high: key.checked_add(1) };
     let mut page = tree.open(Start::Root).await?;
     loop {
@@ -56,7 +61,7 @@ pub(crate) async fn leaf_with(tree: &OneSided<Tree>, key: u64) -> Result<Link, I
         })?;
         let link = Link::from_word(word.expect("an inner page has a link for each key"));
         if page.level() == 1 {
-            return Ok(link);
+            return Ok((link, page.at()));
         }
         page = tree.follow(&page, link, Hint::DOWN).await?;
     }
@@ -126,6 +131,124 @@ fn who_rests_in_an_operation_changes_nothing_that_has_gone() {
     settle(owners.iter().map(|owner| &owner.member).chain([&guest]));
     drop((owners, guest));
     assert_left_clean(&fabric, &model, "rested");
+}
+
+/// Whatever of an operation is on its way when it is dropped, is done before the region goes, or not at all: its locks, too.
+#[test]
+fn who_is_dropped_in_an_operation_changes_nothing_that_has_gone() {
+    let model = sparse(1000);
+    let fabric = fabric(FabricProfile::Nasty, 256, &model, 0.8);
+    let guest = Member::join(&fabric, 9);
+    let cuts = [3000, 6000].map(|key| guest.worker.block_on(guest.tree.leaf_low(key)).unwrap());
+    let [low, piece, high] = KeyRange::cut_at(&cuts).try_into().unwrap();
+    let owners = [Owner::with(&fabric, 1, &[low, piece], logged()), Owner::with(&fabric, 2, &[high], logged())];
+    let mut waited = 0;
+    for rest in 0..10 * RESTS {
+        let (from, to) = (&owners[rest % 2], &owners[1 - rest % 2]);
+        // Below a page that both share, and that is the next owner's alone.
+        let fill = 10 * (rest as u64 / 2 % 10);
+        let fill =
+            if rest % 2 == 0 { piece.high.unwrap() / 10 * 10 - 10 - fill } else { piece.low / 10 * 10 + 10 + fill };
+        let busy = from.member.colleague();
+        let tree = Ordered::over(from.holdings.here(&busy.worker));
+        let parent = guest.worker.block_on(leaf_and_parent(guest.tree.access(), fill)).unwrap().1;
+        // One after the other, until one has to split a leaf.
+        let mut inserting = Box::pin(tree.insert(fill + 1, 1));
+        let mut done = 0;
+        for _ in 0..rest {
+            if inserting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
+                done += 1;
+                inserting = Box::pin(tree.insert(fill + 1 + done % 9, 1));
+            }
+            busy.worker.turn();
+        }
+        drop(inserting);
+        let worker = &from.member.worker;
+        let (mut giving, mut turns) = (pin!(from.holdings.give_up(worker, &piece)), 0);
+        let given = worker.block_on(poll_fn(|cx| {
+            cx.waker().wake_by_ref();
+            turns += 1;
+            if turns > TURNS {
+                busy.worker.turn();
+            }
+            giving.as_mut().poll(cx)
+        }));
+        assert_eq!(given.unwrap(), Some(piece));
+        waited += u32::from(turns > TURNS);
+        let worker = &to.member.worker;
+        let there = Ordered::over(to.holdings.here(worker));
+        let (mut taking, mut turns) = (pin!(to.holdings.take(worker, piece)), 0);
+        let taken = worker.block_on(poll_fn(|cx| {
+            cx.waker().wake_by_ref();
+            turns += 1;
+            assert!(turns < 10 * TURNS, "{rest}: what has gone is locked by who had it");
+            taking.as_mut().poll(cx)
+        }));
+        taken.unwrap();
+        for _ in 0..1000 {
+            let lock = LockWord::from_word(guest.worker.block_on(guest.worker.read(parent, 1)).unwrap()[LOCK]);
+            assert_ne!(lock.state(), LockState::LockedBy(from.member.compute.owner()), "{rest}");
+            busy.worker.turn();
+        }
+        worker.block_on(async {
+            for key in (fill + 1..fill + 10).filter(|key| key % 10 != 0) {
+                there.remove(key).await.unwrap();
+            }
+        });
+    }
+    assert!(waited > 0, "none had locks on their way");
+    owners.iter().for_each(Owner::close);
+    settle(owners.iter().map(|owner| &owner.member).chain([&guest]));
+    drop((owners, guest));
+    assert_left_clean(&fabric, &model, "dropped");
+}
+
+/// A change of a page that others share and that is not polled any more keeps nobody from that page: as long as its worker takes turns,
+/// what it has locked is unlocked, and it goes on later.
+#[test]
+fn who_is_not_polled_keeps_nobody_from_a_shared_page() {
+    let mut model = sparse(1000);
+    let fabric = fabric(FabricProfile::Fast, 256, &model, 0.8);
+    let guest = Member::join(&fabric, 9);
+    let cuts = [3000].map(|key| guest.worker.block_on(guest.tree.leaf_low(key)).unwrap());
+    let [low, high] = KeyRange::cut_at(&cuts).try_into().unwrap();
+    let owners = [Owner::with(&fabric, 1, &[low], logged()), Owner::with(&fabric, 2, &[high], logged())];
+    let busy = owners[0].member.colleague();
+    let tree = Ordered::over(owners[0].holdings.here(&busy.worker));
+    // Leaves whose parent others share.
+    let keys = (low.high.unwrap() - 40..low.high.unwrap()).filter(|key| key % 10 != 0);
+    let (mut steps, mut waited) = (0, 0);
+    for key in keys {
+        let mut inserting = pin!(tree.insert(key, 1));
+        loop {
+            if let Poll::Ready(ended) = inserting.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                ended.unwrap();
+                break;
+            }
+            busy.worker.turn();
+            steps += 1;
+            if steps % 7 > 0 {
+                continue;
+            }
+            let (mut reading, mut turns) = (pin!(guest.tree.get(3010)), 0);
+            let read = guest.worker.block_on(poll_fn(|cx| {
+                cx.waker().wake_by_ref();
+                busy.worker.turn();
+                turns += 1;
+                assert!(turns < 10 * TURNS, "{key}: a page stays locked");
+                reading.as_mut().poll(cx)
+            }));
+            assert_eq!(read.unwrap(), Some(301));
+            waited += u32::from(turns > TURNS / 4);
+        }
+        model.insert(key, 1);
+    }
+    assert!(waited > 0, "nothing was locked in {steps} steps");
+    drop((tree, busy));
+    owners.iter().for_each(Owner::close);
+    settle(owners.iter().map(|owner| &owner.member).chain([&guest]));
+    drop((owners, guest));
+    assert_left_clean(&fabric, &model, "not polled");
 }
 
 /// Who replays the log of an owner that died finds nothing of what it had given up before: that is another one's, which has it cached.
