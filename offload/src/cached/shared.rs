@@ -59,7 +59,13 @@ impl<P: Plugin> Cached<P> {
             match overlap {
                 Overlap::Inside => {}
                 Overlap::Outside => return Err(Error::OutsidePartition { page: page.at() }.into()),
-                Overlap::Partly => copies.push(self.current(page).await?),
+                Overlap::Partly => {
+                    // By a move, perhaps, after which nobody has looked yet. If it is old, so may be what leads to it.
+                    if !store.known().shared.contains(page.link()) {
+                        store.known().shared.insert(page.link());
+                    }
+                    copies.push(self.current(page).await?);
+                }
             }
         }
         // Locks may not land once a part is given up: there they would be another owner's pages.
@@ -239,6 +245,10 @@ impl<P: Plugin> Cached<P> {
                     return Ok(false);
                 }
                 Overlap::Partly if !is_stale => {}
+                // The next attempt renews those that are known to be shared.
+                Overlap::Partly if !self.cache.store().known().shared.contains(from.link()) => {
+                    self.cache.store().known().shared.insert(from.link());
+                }
                 _ => return Ok(true),
             }
             self.worker().count_round_trip();

@@ -29,17 +29,18 @@ impl<P: Plugin> Inner<P> {
         Ok(true)
     }
 
-    /// Takes what has had an owner and has none, if this compute server can own.
+    /// Takes what has had an owner and has none, as far as some of it lies in a region, if this compute server can own.
     #[cold]
-    pub(super) async fn take_unowned(&self) {
+    pub(super) async fn take_unowned(&self, about: &P::Region) {
         let map = self.map.get();
         // Nobody has owned any yet: who is to, knows itself.
         if map.epoch == 0 || self.here.is_none() {
             return;
         }
         let mut heirs = None;
-        for region in unowned(map.parts.iter().map(|(_, region)| region)) {
-            if let Err(error) = self.take_or_have_taken(&region, &mut heirs).await {
+        for region in map.unowned(&P::Region::everything()).iter().filter(|gap| gap.overlap(about) != Overlap::Outside)
+        {
+            if let Err(error) = self.take_or_have_taken(region, &mut heirs).await {
                 tracing::debug!(structure = self.routes.structure().name, %error, "did not take what nobody owns");
             }
         }
@@ -90,15 +91,4 @@ impl<P: Plugin> Inner<P> {
         }
         false
     }
-}
-
-/// All but these regions.
-fn unowned<'a, R: Region>(owned: impl Iterator<Item = &'a R>) -> Vec<R> {
-    owned.fold(vec![R::everything()], |gaps, owned| {
-        let left = |gap: R| match gap.overlap(owned) {
-            Overlap::Outside => vec![gap],
-            _ => gap.without(owned).unwrap_or_default(),
-        };
-        gaps.into_iter().flat_map(left).collect()
-    })
 }

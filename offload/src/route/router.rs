@@ -102,13 +102,15 @@ impl<P: Plugin> Inner<P> {
             let mut patience = Patience::default();
             loop {
                 if let Some((epoch, why)) = undone.take() {
-                    self.look_anew(epoch, why, &mut patience).await?;
+                    self.look_anew(epoch, why, &operation.scope(), &mut patience).await?;
                 }
                 let map = self.map.get();
                 let asked_ns = self.worker.clock().now_ns();
                 let outcome = match map.owner_of(&operation.scope()) {
                     Some(&owner) => self.at(owner, operation, map.epoch).await,
-                    None if map.is_whole => return operation.route(&Parts { of: self, map }).await,
+                    None if map.unowned(&operation.scope()).is_empty() => {
+                        return operation.route(&Parts { of: self, map }).await;
+                    }
                     None => Err(Error::NoOwner { name: self.routes.structure().name.clone() }),
                 };
                 match outcome {
@@ -135,7 +137,7 @@ impl<P: Plugin> Inner<P> {
     /// # Errors
     /// The error, if it takes too long, or if the owner is dead and nobody else can take what it had; what reading or changing the map
     /// failed with.
-    async fn look_anew(&self, epoch: u64, why: Error, patience: &mut Patience) -> Result<(), Error> {
+    async fn look_anew(&self, epoch: u64, why: Error, scope: &P::Region, patience: &mut Patience) -> Result<(), Error> {
         // Each change of the map gives hope: the next owner may be about to be what it says.
         if patience.epoch != epoch {
             *patience = Patience { epoch, ..Patience::default() };
@@ -175,7 +177,7 @@ impl<P: Plugin> Inner<P> {
                 && matches!(why, Error::NoOwner { .. })
                 && let Some(_turn) = self.routes.turn_to_take(insists)
             {
-                self.take_unowned().await;
+                self.take_unowned(scope).await;
             }
             rest(&self.worker, patience.attempt).await;
             patience.attempt += 1;

@@ -20,8 +20,6 @@ use farlink_runtime::{
 pub(super) struct RouteMap<R> {
     pub(super) epoch: u64,
     pub(super) parts: Vec<(OwnerId, R)>,
-    /// Everything has an owner.
-    pub(super) is_whole: bool,
 }
 
 impl<R: Region> RouteMap<R> {
@@ -30,14 +28,26 @@ impl<R: Region> RouteMap<R> {
         for (owner, part) in map.owners() {
             parts.extend(part.to_region::<R>()?.map(|region| (owner, region)));
         }
-        let regions: Vec<R> = parts.iter().map(|(_, region)| region.clone()).collect();
-        Ok(Self { epoch: map.epoch, parts, is_whole: R::are_everything(&regions) })
+        Ok(Self { epoch: map.epoch, parts })
     }
 
     /// The owner of a part in which all of a region lies.
     #[inline]
     pub(super) fn owner_of(&self, region: &R) -> Option<&OwnerId> {
         self.parts.iter().find(|(_, part)| region.overlap(part) == Overlap::Inside).map(|(owner, _)| owner)
+    }
+
+    /// What of a region nobody owns.
+    pub(super) fn unowned(&self, region: &R) -> Vec<R> {
+        // Of what has nothing in it there is nothing to own.
+        let whole = (region.overlap(region) == Overlap::Inside).then(|| region.clone());
+        self.parts.iter().fold(whole.into_iter().collect(), |gaps: Vec<R>, (_, part)| {
+            let left = |gap: R| match gap.overlap(part) {
+                Overlap::Outside => vec![gap],
+                _ => gap.without(part).unwrap_or_default(),
+            };
+            gaps.into_iter().flat_map(left).collect()
+        })
     }
 }
 

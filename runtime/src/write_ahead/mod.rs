@@ -490,7 +490,8 @@ impl Log {
             }
             attempt += 1;
         };
-        wipe(worker, segments).await
+        // From now on nothing can be recorded: who waits for that is told why.
+        wipe(worker, segments).await.inspect_err(|error| self.is_stuck(error))
     }
 
     /// Makes the log say nothing of what has been recorded so far, while changes go on: has the pages written back that it is about, by

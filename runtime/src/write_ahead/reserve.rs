@@ -1,6 +1,6 @@
 //! What a log keeps empty, and who may change anything where memory is full.
 
-use super::{Log, State};
+use super::{Failure, Log, State};
 use crate::{
     error::Error,
     ptr::RemotePtr,
@@ -156,12 +156,18 @@ impl Log {
                 space.segments()
             };
             let segment = segment(worker, made.wrapping_add(self.0.life.number as usize)).await?;
-            let room = &mut *self.room();
-            if room.is_wiped {
+            let is_wiped = {
+                let room = &mut *self.room();
+                if !room.is_wiped {
+                    room.space.add(segment);
+                }
+                room.is_wiped
+            };
+            if is_wiped {
                 lock(&worker.compute().idle_rings).push(segment);
-                return Err(Error::NotRecorded { why: "it is given up".into() });
+                let failure = self.state().stuck.as_ref().map(Failure::error);
+                return Err(failure.unwrap_or_else(|| Error::NotRecorded { why: "it is given up".into() }));
             }
-            room.space.add(segment);
         }
     }
 

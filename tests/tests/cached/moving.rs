@@ -323,6 +323,55 @@ fn what_others_change_right_after_a_move_is_read_anew() {
     assert_eq!(worker.block_on(given_up).unwrap(), Some(part));
 }
 
+/// Pages that were an owner's alone are shared after a move, and the next owner may free them, before who gave up a part of them has looked
+/// which pages are shared: its task was cut off. What leads to them is found to be old, and nothing else.
+#[test]
+fn what_others_free_after_a_move_is_missed_by_nobody() {
+    let mut model = sparse(4000);
+    let fabric = fabric(FabricProfile::Fast, 256, &model, 0.9);
+    let guest = Member::join(&fabric, 9);
+    let next: Owner = Owner::new(&fabric, 1, &[], CACHE_BYTES_ALL);
+    let owner: Owner = Owner::new(&fabric, 2, &[KeyRange::ALL], CACHE_BYTES_ALL);
+    let cuts = [10_000, 30_000].map(|key| guest.worker.block_on(guest.tree.leaf_low(key)).unwrap());
+    let [_, part, _] = KeyRange::cut_at(&cuts).try_into().unwrap();
+    let (worker, beside) = (&owner.member.worker, &next.member.worker);
+    let tree = Ordered::over(owner.holdings.here(worker));
+    assert_eq!(worker.block_on(tree.len()).unwrap(), 4000);
+    {
+        let mut giving_up = pin!(owner.holdings.give_up(worker, &part));
+        worker.block_on(poll_fn(|cx| {
+            assert!(giving_up.as_mut().poll(cx).is_pending(), "it was to be dropped before its end");
+            cx.waker().wake_by_ref();
+            if owner.holdings.regions().len() == 2 { Poll::Ready(()) } else { Poll::Pending }
+        }));
+    }
+    let there = Ordered::over(next.holdings.here(beside));
+    beside.block_on(async {
+        let mut taken = next.holdings.take(beside, part).await;
+        while matches!(taken, Err(Error::Owned { .. })) {
+            worker.turn();
+            taken = next.holdings.take(beside, part).await;
+        }
+        taken.unwrap();
+        for key in (part.low..part.high.unwrap()).filter(|key| key % 10 == 0) {
+            assert!(there.remove(key).await.unwrap().is_some());
+        }
+    });
+    model.retain(|key, _| !part.contains(*key));
+    worker.block_on(async {
+        for key in (part.high.unwrap()..part.high.unwrap() + 500).chain(part.low - 500..part.low) {
+            tree.upsert(key, key).await.unwrap();
+            model.insert(key, key);
+        }
+    });
+    owner.close();
+    next.close();
+    settle([&owner.member, &next.member, &guest]);
+    drop((tree, there));
+    drop((owner, next, guest));
+    assert_left_clean(&fabric, &model, "freed by the next owner");
+}
+
 /// Who has nearly all the work gives some of it away, to one who has come without anything, too.
 #[test]
 fn owners_are_balanced_by_uses() {

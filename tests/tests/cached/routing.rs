@@ -336,6 +336,39 @@ fn where_nobody_answers_it_is_said_who_does_not() {
     scene.close("nobody answers");
 }
 
+/// What has no owner holds up nothing that is not about it, and who takes it takes no other part that has none.
+#[test]
+fn what_has_no_owner_concerns_only_what_is_about_it() {
+    let model = sparse(4000);
+    let fabric = fabric(FabricProfile::Fast, 256, &model, 0.8);
+    let guest = Member::join(&fabric, 9);
+    let cuts = [10_000, 20_000, 30_000].map(|key| guest.worker.block_on(guest.tree.leaf_low(key)).unwrap());
+    let [first, second, gap, _] = KeyRange::cut_at(&cuts).try_into().unwrap();
+    let owners = [(1, first), (2, second)].map(|(seed, range)| Owner::new(&fabric, seed, &[range], CACHE_BYTES_ALL));
+    // Time passes as fast as it is asked for: nobody waits.
+    let worker = guest.compute.worker_with(Clock::Virtual(Rc::default())).unwrap();
+    let routes = routes(&guest);
+    let tree: Routed = Ordered::over(Router::to_owners(&worker, &routes));
+    let (reads, epoch) = (routes.reads(), routes.epoch());
+    let across = impatient(&worker, tree.range(cuts[0] - 50..cuts[0] + 50).take(usize::MAX)).unwrap();
+    assert_eq!(across.len(), 10);
+    assert_eq!((routes.reads(), routes.epoch()), (reads, epoch), "it looked for an owner");
+    let beyond = impatient(&worker, tree.range(cuts[1] - 50..cuts[1] + 50).take(usize::MAX));
+    assert!(matches!(beyond, Err(Error::NoOwner { .. })), "{beyond:?}");
+    // Now a part in the middle has none, and the last one.
+    let third: Owner = Owner::new(&fabric, 3, &[gap], CACHE_BYTES_ALL);
+    owners[1].close();
+    let own = owners[0].router();
+    assert!(owners[0].member.worker.block_on(own.get(cuts[1] - 10)).unwrap().is_some());
+    assert_eq!(owners[0].holdings.regions(), [first, second]);
+    assert_eq!(third.holdings.regions(), [gap]);
+    drop((own, tree, worker));
+    owners.iter().chain([&third]).for_each(Owner::close);
+    settle(owners.iter().chain([&third]).map(|owner| &owner.member).chain([&guest]));
+    drop((owners, third, guest));
+    assert_left_clean(&fabric, &model, "no owner");
+}
+
 /// Says that it has a message, and goes no further, as a process that was stopped, until the other end is dropped.
 pub(crate) struct Stopped(pub(crate) mpsc::Sender<()>, pub(crate) mpsc::Receiver<()>);
 
