@@ -192,7 +192,7 @@ impl ComputeServer {
         let number = self.shared.workers_made.fetch_add(1, Ordering::Relaxed);
         let seed = self.shared.seed.wrapping_add((number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let worker = Worker::new(&self.shared, number as u32, seed, clock)?;
-        self.shared.workers_alive.fetch_add(1, Ordering::Relaxed);
+        self.shared.last_out.worker_began();
         Ok(worker)
     }
 
@@ -280,12 +280,7 @@ impl Drop for ComputeServer {
                 }
             }
             None if self.has_left => {}
-            None => {
-                self.shared.abandoned.store(true, Ordering::Release);
-                if !self.shared.has_workers() {
-                    Shared::leave_if_abandoned(&self.shared);
-                }
-            }
+            None => Shared::abandon(&self.shared),
         }
     }
 }

@@ -12,6 +12,7 @@
 //! - [`access`], [`one_sided`], [`operation`], [`structure`], [`catalog`]: how a structure's code reaches pages.
 //! - [`partition`], [`tenure`], [`one_sided::ownership`]: who owns which part of a structure, or writes it without owning any.
 //! - [`versioned`], [`gate`]: values that change seldom and are read without a lock; what is shut before something is handed over.
+//! - [`last_out`]: who of a compute server goes last, and leaves the cluster.
 //! - [`redo`], `recovery`: records of changes, and what becomes of those of compute servers that have died.
 //! - [`fencing`]: what those had shipped ends first.
 //! - [`audit`]: which pages a structure owns, and which are lost.
@@ -44,6 +45,7 @@ pub mod free_pages;
 mod free_pages;
 pub mod gate;
 pub mod interrupt;
+pub mod last_out;
 pub mod layout;
 pub mod leaks;
 pub mod local_locks;

@@ -9,6 +9,7 @@ use crate::{
     error::Error,
     fabric::{Error as FabricError, Fabric, OwnerClaim},
     free_pages::{ChunkClasses, SharedPages},
+    last_out::LastOut,
     layout::Geometry,
     local_locks::LocalLocks,
     lock::OwnerId,
@@ -47,9 +48,8 @@ pub(crate) struct Shared {
     /// How long a memory server may give no sign of life while it is asked something.
     pub(crate) answer_wait: Duration,
     pub(crate) workers_made: AtomicU64,
-    pub(crate) workers_alive: AtomicU64,
-    /// The last worker is to leave the cluster.
-    pub(crate) abandoned: AtomicBool,
+    /// Who is there yet. The last one leaves the cluster.
+    pub(crate) last_out: LastOut,
     pub(crate) past: Mutex<Counters>,
     pub(crate) claim: Mutex<Option<Box<dyn OwnerClaim>>>,
     /// Structures that it was making or dropping, whose pages are yet to be freed.
@@ -92,8 +92,7 @@ impl Shared {
             lock_wait,
             answer_wait,
             workers_made: AtomicU64::new(0),
-            workers_alive: AtomicU64::new(0),
-            abandoned: AtomicBool::new(false),
+            last_out: LastOut::default(),
             past: Mutex::new(Counters::default()),
             claim: Mutex::new(None),
             unfinished: Mutex::default(),
@@ -139,15 +138,14 @@ impl Shared {
     /// A worker is gone; these are its counts.
     pub(crate) fn worker_ended(this: &Arc<Self>, counters: Counters) {
         *lock(&this.past) += counters;
-        let was_last = this.workers_alive.fetch_sub(1, Ordering::AcqRel) == 1;
-        if was_last {
-            Self::leave_if_abandoned(this);
+        if this.last_out.worker_ended() {
+            (this.leave)(this);
         }
     }
 
-    /// Leaves the cluster if the last worker is to do so.
-    pub(crate) fn leave_if_abandoned(this: &Arc<Self>) {
-        if this.abandoned.swap(false, Ordering::AcqRel) {
+    /// Whoever holds the compute server is gone, and nobody else does its maintenance.
+    pub(crate) fn abandon(this: &Arc<Self>) {
+        if this.last_out.abandon() {
             (this.leave)(this);
         }
     }
@@ -158,6 +156,6 @@ impl Shared {
     }
 
     pub(crate) fn has_workers(&self) -> bool {
-        self.workers_alive.load(Ordering::Acquire) != 0
+        self.last_out.has_workers()
     }
 }

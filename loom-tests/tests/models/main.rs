@@ -13,6 +13,7 @@ mod chunks;
 mod epochs;
 mod fencing;
 mod gate;
+mod last_out;
 mod local_locks;
 mod log_arrivals;
 mod mapping;
