@@ -23,7 +23,7 @@ use std::{
 
 use self::{
     reclaim::reclaim,
-    rings::{all_rings, rings},
+    rings::{all_rings, ring_locks, rings},
     wiping::dropped,
 };
 pub(crate) use self::{
@@ -31,7 +31,6 @@ pub(crate) use self::{
     wiping::{wipe, wipe_dropped},
 };
 use crate::{
-    buffer::Buffer,
     chunk_classes,
     epoch::round::{Board, read_slots},
     error::Error,
@@ -39,7 +38,7 @@ use crate::{
     fencing,
     layout::{self, Geometry},
     lock::{LockState, LockWord, OwnerId},
-    page::{LOCK, SizeClass, StructureId},
+    page::{SizeClass, StructureId},
     pages::FreePage,
     ptr::{RemotePtr, ServerId},
     redo::{Newest, RING_CLASS, Recover, Room, finish_page, logged, replay},
@@ -61,12 +60,13 @@ impl Recover for Handle {
         Ok(slot_of(self, owner).await?.map(|slot| layout::rings_at(server, slot)))
     }
 
-    fn rings(
+    fn rings<T>(
         &self,
         owner: OwnerId,
         server: ServerId,
-    ) -> impl Future<Output = Result<Vec<(RemotePtr, Buffer)>, Failure>> {
-        rings(self, owner, server)
+        take: impl Fn(RemotePtr, &[u64], &mut Vec<T>),
+    ) -> impl Future<Output = Result<Vec<T>, Failure>> {
+        rings(self, owner, server, RING_CLASS.words(), take)
     }
 
     async fn reserve(&self, page: RemotePtr, parts: &[usize]) -> Result<Room, Failure> {
@@ -345,8 +345,8 @@ async fn named_chunks(worker: &Handle, owner: OwnerId) -> Result<HashSet<(Server
         chunks.extend(chunk.map(|(chunk, _)| (at.server(), chunk)));
     };
     for geometry in &worker.compute().geometry {
-        for (at, ring) in rings(worker, owner, geometry.server).await? {
-            if LockWord::from_word(ring[LOCK]).state() != LockState::Unlocked {
+        for (at, lock) in ring_locks(worker, owner, geometry.server).await? {
+            if lock.state() != LockState::Unlocked {
                 add(at, RING_CLASS);
             }
         }

@@ -4,7 +4,6 @@ use smallvec::SmallVec;
 
 use super::{Failure, slot_of};
 use crate::{
-    buffer::Buffer,
     error::Error,
     layout::{self, CHUNK_BYTES, Geometry},
     lock::{LockState, LockWord, OwnerId},
@@ -18,34 +17,42 @@ use crate::{
     worker::Handle,
 };
 
-/// The rings of a compute server on a memory server: those in the list of its slot or, if it has none any more, wherever they are.
-pub(super) async fn rings(
+/// What `take` takes from the first `words` of the rings of a compute server on a memory server: of those in the list of its slot or, if
+/// it has none any more, wherever they are.
+pub(super) async fn rings<T>(
     worker: &Handle,
     owner: OwnerId,
     server: ServerId,
-) -> Result<Vec<(RemotePtr, Buffer)>, Failure> {
+    words: usize,
+    take: impl Fn(RemotePtr, &[u64], &mut Vec<T>),
+) -> Result<Vec<T>, Failure> {
     if let Some(slot) = slot_of(worker, owner).await? {
-        let rings = read_rings(worker, layout::rings_at(server, slot), owner).await?;
+        let taken = read_rings(worker, layout::rings_at(server, slot), owner, words, &take).await?;
         // Whoever has taken the slot meanwhile may have put rings of its own in front.
         if worker.load(layout::slot_at(slot)).await? == u64::from(owner.incarnation()) {
-            return Ok(rings);
+            return Ok(taken);
         }
     }
-    stray_rings(worker, owner, server).await
-}
-
-/// The rings of a compute server that has no slot.
-async fn stray_rings(worker: &Handle, owner: OwnerId, server: ServerId) -> Result<Vec<(RemotePtr, Buffer)>, Failure> {
-    let mut rings = Vec::new();
+    // It has no slot.
+    let mut taken = Vec::new();
     for (at, of) in all_rings(worker, &worker.compute().geometry[server.index()]).await? {
         if of == owner {
-            let ring = worker.read(at, RING_CLASS.words()).await?;
+            let ring = worker.read(at, words).await?;
             if is_ring_of(&ring, at, owner) {
-                rings.push((at, ring));
+                take(at, &ring, &mut taken);
             }
         }
     }
-    Ok(rings)
+    Ok(taken)
+}
+
+/// The rings of a compute server on a memory server, and their lock words.
+pub(super) async fn ring_locks(
+    worker: &Handle,
+    owner: OwnerId,
+    server: ServerId,
+) -> Result<Vec<(RemotePtr, LockWord)>, Failure> {
+    rings(worker, owner, server, RING_FIRST, |at, ring, locks| locks.push((at, LockWord::from_word(ring[LOCK])))).await
 }
 
 /// All rings in use on a memory server, and whose they are.
@@ -200,8 +207,7 @@ async fn make_ring(worker: &Handle, page: NewPage) -> Result<RemotePtr, Error> {
 /// If a memory server is lost, or no buffer can be had.
 pub(crate) async fn free_rings(worker: &Handle, owner: OwnerId) -> Result<(), Error> {
     for geometry in &worker.compute().geometry {
-        for (at, ring) in rings(worker, owner, geometry.server).await?.into_iter().rev() {
-            let found = LockWord::from_word(ring[LOCK]);
+        for (at, found) in ring_locks(worker, owner, geometry.server).await?.into_iter().rev() {
             let free = LockWord::free(found.next_version(), Some(worker.owner()));
             // One that was being made is in its maker's hands.
             if found.state() == LockState::Unlocked && take_alone(worker, at, found.word(), free.word()).await? {

@@ -1,11 +1,13 @@
-use std::{sync::Arc, time::Duration};
+use std::{ptr::NonNull, sync::Arc, time::Duration};
 
 use super::*;
 use crate::{
+    buffer::LocalKey,
     catalog,
+    clock::Clock,
     compute::{ComputeOptions, ComputeServer, Maintenance},
     fabric::{
-        Fabric,
+        Capabilities, Completion, Endpoint, Error as FabricError, Fabric, OwnerClaim, Request,
         mem::MemOptions,
         mortal::{MortalFabric, Order},
     },
@@ -16,6 +18,7 @@ use crate::{
     redo::{Body, Evidence, RING_FIRST},
     remote::write_words,
     structure::Placement,
+    sync::AtomicBool,
 };
 
 fn join(fabric: &Arc<dyn Fabric>, lock_wait: Option<Duration>) -> ComputeServer {
@@ -129,4 +132,106 @@ fn forged_records_free_no_page() {
         }
         assert!(!pages.is_empty());
     });
+}
+
+/// Registers no more than so many words for each endpoint, and keeps back what is asked of pages from an address on, as long as it is told to.
+#[derive(Debug, Clone)]
+struct Narrow {
+    inner: Arc<dyn Fabric>,
+    words_max: usize,
+    from: RemotePtr,
+    keeps: Arc<AtomicBool>,
+    has_kept: Arc<AtomicBool>,
+}
+
+impl Narrow {
+    fn new(inner: &Arc<dyn Fabric>, words_max: usize, from: RemotePtr) -> Self {
+        Self { inner: Arc::clone(inner), words_max, from, keeps: Arc::default(), has_kept: Arc::default() }
+    }
+}
+
+impl Fabric for Narrow {
+    fn servers(&self) -> usize {
+        self.inner.servers()
+    }
+
+    fn region_bytes(&self, server: ServerId) -> u64 {
+        self.inner.region_bytes(server)
+    }
+
+    fn endpoint(&self, seed: u64, clock: Clock) -> Result<Box<dyn Endpoint>, FabricError> {
+        let inner = self.inner.endpoint(seed, clock)?;
+        Ok(Box::new(NarrowEndpoint { inner, fabric: self.clone(), words: 0, kept: Vec::new() }))
+    }
+
+    fn claim(&self, owner: OwnerId) -> Result<Box<dyn OwnerClaim>, FabricError> {
+        self.inner.claim(owner)
+    }
+
+    fn liveness(&self, owner: OwnerId) -> Liveness {
+        self.inner.liveness(owner)
+    }
+}
+
+#[derive(Debug)]
+struct NarrowEndpoint {
+    inner: Box<dyn Endpoint>,
+    fabric: Narrow,
+    words: usize,
+    kept: Vec<Request>,
+}
+
+impl Endpoint for NarrowEndpoint {
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    unsafe fn register(&mut self, base: NonNull<u64>, words: usize) -> Result<LocalKey, FabricError> {
+        self.words += words;
+        if self.words > self.fabric.words_max {
+            let (bytes, device) = (words as u64 * 8, "a narrow one".into());
+            let (cause, remedy) = (std::io::ErrorKind::OutOfMemory.into(), String::new());
+            return Err(FabricError::RegistrationRefused { bytes, device, cause, remedy });
+        }
+        // SAFETY: the caller keeps the memory until this endpoint is dropped, and the wrapped one with it.
+        unsafe { self.inner.register(base, words) }
+    }
+
+    fn ring(&mut self, requests: &mut Vec<Request>) {
+        if self.fabric.keeps.load(Ordering::Acquire) {
+            let of_pages = |request: &Request| request.at.offset() >= self.fabric.from.offset();
+            self.kept.extend(requests.extract_if(.., |request| of_pages(request)));
+            self.fabric.has_kept.fetch_or(!self.kept.is_empty(), Ordering::AcqRel);
+        }
+        self.inner.ring(requests);
+    }
+
+    fn poll(&mut self, completions: &mut Vec<Completion>) {
+        if !self.kept.is_empty() && !self.fabric.keeps.load(Ordering::Acquire) {
+            self.inner.ring(&mut self.kept);
+        }
+        self.inner.poll(completions);
+    }
+}
+
+fn first_chunk(compute: &ComputeServer) -> RemotePtr {
+    compute.geometry()[0].chunk_at(0)
+}
+
+/// A dead one has left more rings than its heirs have registered memory for.
+#[test]
+fn of_many_rings_one_is_in_memory_at_a_time() {
+    const RINGS: usize = 150;
+    let fabric: Arc<dyn Fabric> = Arc::new(crate::server::in_process(1, 8 << 20, MemOptions::default()).unwrap());
+    let keeper = join(&fabric, None);
+    let owner = dead(&fabric, async |worker| {
+        for _ in 0..RINGS {
+            another_ring(worker, ServerId::new(0).unwrap(), RingUse::Records).await.unwrap();
+        }
+    });
+    let narrow = Narrow::new(&fabric, RINGS * RING_CLASS.words() / 2, first_chunk(&keeper));
+    let heir = join(&(Arc::new(narrow) as _), None);
+    let worker = heir.worker().unwrap();
+    assert_eq!(worker.block_on(sweep(&worker, catalog::free_unfinished)).unwrap(), 0);
+    assert!(worker.block_on(is_finished(&worker, owner)).unwrap());
 }

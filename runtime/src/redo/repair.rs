@@ -1,6 +1,6 @@
 //! What a repairer does with what a dead owner has left.
 
-use std::future::ready;
+use std::{collections::HashSet, future::ready};
 
 use super::{
     RING_CLASS, RING_NEXT, RING_OWNER, RINGS,
@@ -9,7 +9,6 @@ use super::{
     ring::Places,
 };
 use crate::{
-    buffer::Buffer,
     error::Error,
     local_locks::SlotGuard,
     lock::{LockState, LockWord, OwnerId},
@@ -33,17 +32,22 @@ pub trait Recover: Remote {
     /// has no slot any more.
     fn rings_of(&self, owner: OwnerId, server: ServerId) -> impl Future<Output = Result<Option<RemotePtr>, Failure>>;
 
-    /// The rings of `owner` on a memory server, with what is in them.
+    /// What `take` takes from the rings of `owner` on a memory server: see [`read_rings`].
     ///
     /// # Errors
     /// If the memory server is lost, or no buffer can be had.
-    fn rings(&self, owner: OwnerId, server: ServerId) -> impl Future<Output = Result<Vec<(RemotePtr, Buffer)>, Failure>>
+    fn rings<T>(
+        &self,
+        owner: OwnerId,
+        server: ServerId,
+        take: impl Fn(RemotePtr, &[u64], &mut Vec<T>),
+    ) -> impl Future<Output = Result<Vec<T>, Failure>>
     where
         Self: Sized,
     {
         async move {
             match self.rings_of(owner, server).await? {
-                Some(head) => read_rings(self, head, owner).await,
+                Some(head) => read_rings(self, head, owner, RING_CLASS.words(), take).await,
                 None => Ok(Vec::new()),
             }
         }
@@ -89,27 +93,30 @@ pub trait Recover: Remote {
     fn replay_logs(&self, owner: OwnerId) -> impl Future<Output = Result<(), Failure>>;
 }
 
-/// The rings in a list, the first one first, with what is in them.
+/// What `take` takes from the first `words` of each ring in a list, the first one first. One ring at a time: there may be as many as a log
+/// has, and the memory that they are read into is registered.
 ///
 /// # Errors
 /// If the memory server is lost, or no buffer can be had.
-pub(crate) async fn read_rings<R: Recover>(
+pub(crate) async fn read_rings<R: Recover, T>(
     remote: &R,
     head: RemotePtr,
     owner: OwnerId,
-) -> Result<Vec<(RemotePtr, Buffer)>, Failure> {
-    let mut rings: Vec<(RemotePtr, Buffer)> = Vec::new();
+    words: usize,
+    take: impl Fn(RemotePtr, &[u64], &mut Vec<T>),
+) -> Result<Vec<T>, Failure> {
+    let (mut taken, mut known) = (Vec::new(), HashSet::new());
     let mut next = Link::from_word(remote.load(head).await?);
     while let Some((at, RING_CLASS)) = next.remote().filter(|&(at, class)| remote.holds_page(at, class)) {
-        let ring = remote.read(at, RING_CLASS.words()).await?;
+        let ring = remote.read(at, words).await?;
         // Rings are freed from the last one on: what is none any more ends the list.
-        if !is_ring_of(&ring, at, owner) || rings.iter().any(|&(other, _)| other == at) {
+        if !is_ring_of(&ring, at, owner) || !known.insert(at) {
             break;
         }
         next = Link::from_word(ring[RING_NEXT]);
-        rings.push((at, ring));
+        take(at, &ring, &mut taken);
     }
-    Ok(rings)
+    Ok(taken)
 }
 
 /// Whether these are the first words of a ring of this owner.
@@ -123,10 +130,7 @@ pub(crate) fn is_ring_of(ring: &[u64], at: RemotePtr, owner: OwnerId) -> bool {
 /// # Errors
 /// As [`read_rings`].
 async fn records_on<R: Recover>(remote: &R, owner: OwnerId, server: ServerId) -> Result<Vec<Record>, Failure> {
-    let mut parts = Vec::new();
-    for (at, words) in remote.rings(owner, server).await? {
-        scan(PartOf::Change, at, &words, owner, &mut parts);
-    }
+    let parts = remote.rings(owner, server, |at, words, parts| scan(PartOf::Change, at, words, owner, parts)).await?;
     let mut records = Vec::new();
     for record in Record::all_of(parts, |at, class| remote.holds_page(at, class)) {
         // Nobody has recorded one that would free what is no page: what it says of others is worth nothing either.

@@ -31,9 +31,8 @@ pub(crate) async fn logged<R: Recover>(
 ) -> Result<BTreeMap<u64, Vec<PageRecord>>, Failure> {
     let mut parts = Vec::new();
     for server in servers {
-        for (at, words) in remote.rings(owner, server).await? {
-            scan(PartOf::Batch, at, &words, owner, &mut parts);
-        }
+        let scanned = remote.rings(owner, server, |at, words, parts| scan(PartOf::Batch, at, words, owner, parts));
+        parts.extend(scanned.await?);
     }
     let mut pages: BTreeMap<u64, Vec<PageRecord>> = BTreeMap::new();
     for (_, _, words) in whole(parts) {
