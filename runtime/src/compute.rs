@@ -520,11 +520,14 @@ async fn leave(worker: &Handle, shared: &Shared, pause: impl AsyncFn(u32)) {
             repeat(worker, async || round(worker, shared).await).await?;
             pause(attempt).await;
         }
-        repeat(worker, async || recovery::free_rings(worker, shared.owner).await).await?;
+        let is_unfinished = !lock(&shared.unfinished).is_empty();
+        // By its rings others find who has left a structure unfinished, once somebody else has its slot.
+        if !is_unfinished {
+            repeat(worker, async || recovery::free_rings(worker, shared.owner).await).await?;
+        }
         // Maintenance is a worker, too, and may have taken pages for a ring.
         worker.pages().give_back(&shared.pages);
         repeat(worker, async || pages::give_back(worker, shared.pages.take_all()).await).await?;
-        let is_unfinished = !lock(&shared.unfinished).is_empty();
         if is_unfinished || shared.pages.deferred() != 0 || shared.displaces.load(Ordering::Acquire) {
             return Ok(());
         }

@@ -77,7 +77,8 @@
 //! ```
 //!
 //! Rings are made when a worker first needs them, where memory is full of pages that are kept for that (see [`crate::layout`]), grow in number with long records, and outlive the worker: the next one of the
-//! compute server uses them. When it leaves, they are freed. Those of a dead compute server are freed when none of its locks is
+//! compute server uses them. When it leaves, they are freed, unless a structure
+//! that it was making or dropping is left: by them others find that. Those of a dead compute server are freed when none of its locks is
 //! left (`recovery`), the last of a list first, so that whoever dies of that leaves a shorter list.
 
 mod batch;

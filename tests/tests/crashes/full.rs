@@ -11,6 +11,7 @@ use farlink_runtime::{
         mortal::{MortalFabric, Order},
     },
     layout::SLOTS,
+    lock::LockWord,
     one_sided::{OneSided, Proof},
     page::SizeClass,
     pages::allocate,
@@ -219,6 +220,36 @@ fn pages_of_a_dead_one_without_records_are_taken_back() -> Result<(), Error> {
         victim.dies();
         Ok(())
     })
+}
+
+/// Who leaves has dropped a structure of which somebody who lives has a page locked, and others have its slot when that one lets go.
+#[test]
+fn a_structure_is_freed_whose_slot_was_given_away() -> Result<(), Error> {
+    let fabric: Arc<dyn Fabric> = Arc::new(server::in_process(1, 8 << 20, FAST)?);
+    cluster::create::<Tree>(&fabric, NAME, 256, Proof::Checksum)?;
+    let (holder, leaver) = (Member::join(&fabric, 1)?, Member::join(&fabric, 2)?);
+    let worker = holder.worker();
+    let root = worker.block_on(catalog::find(worker, NAME))?.root;
+    let unlocked = worker.block_on(worker.load(root)).map_err(|error| *error)?;
+    let set = |word| worker.block_on(worker.write_word(root, word)).map_err(|error| *error);
+    set(LockWord::from_word(unlocked).locked_by(holder.compute().owner()).word())?;
+    let dropped = leaver.worker().block_on(catalog::destroy(leaver.worker(), NAME));
+    assert!(matches!(dropped, Err(Error::OwnerStalled { page, .. }) if page == root), "{dropped:?}");
+    drop(leaver);
+    let live = (2..SLOTS as u64).map(|seed| Member::join(&fabric, seed)).collect::<Result<Vec<_>, _>>()?;
+    let heir = Member::join(&fabric, 3000)?;
+    assert_eq!(free_slots(&heir)?, 0);
+    // It looks for what the one before it has left while that cannot be freed.
+    let _ = heir.maintain_once();
+    set(unlocked)?;
+    drop((live, holder));
+    heir.maintain()?;
+    drop(heir);
+    let auditor = Member::join(&fabric, 1000)?;
+    auditor.maintain()?;
+    let memory = auditor.worker().block_on(audit::memory(auditor.worker()))?;
+    assert_eq!(memory.used_bytes(), 0, "of {memory:?}");
+    Ok(())
 }
 
 /// The page of a damaged structure that seems to lie inside another page is not freed: it would be given to somebody.
