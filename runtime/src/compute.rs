@@ -8,10 +8,13 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
+    pin::pin,
     sync::mpsc::{self, RecvTimeoutError},
     thread::JoinHandle,
     time::Duration,
 };
+
+use futures_util::future::{Either, select};
 
 use crate::{
     catalog,
@@ -357,7 +360,7 @@ fn maintain_until(shared: &Arc<Shared>, stopped: &mpsc::Receiver<()>) {
             break;
         }
         if worker.clock().now_ns() >= sweep_ns {
-            sweep_rest = match worker.block_on(sweep(&worker)) {
+            sweep_rest = match worker.block_on(sweep_between_rounds(&worker, shared)) {
                 Ok(_) => SWEEP_REST,
                 Err(error) => {
                     tracing::warn!(%error, "what dead compute servers have left, or this one, was not finished");
@@ -471,6 +474,21 @@ async fn sweep(worker: &Handle) -> Result<usize, Error> {
     let swept = recovery::sweep(worker, catalog::free_unfinished).await;
     catalog::free_left(worker).await?;
     swept
+}
+
+/// [`sweep`], with rounds of maintenance as long as it takes. After a death it reads the lock words of all pages, and the cluster's epoch
+/// would stand still for that time.
+async fn sweep_between_rounds(worker: &Handle, shared: &Shared) -> Result<usize, Error> {
+    let mut sweeping = pin!(sweep(worker));
+    loop {
+        let resting = pin!(worker.sleep_until(worker.clock().now_ns() + BUSY_REST.as_nanos() as u64));
+        if let Either::Left((swept, _)) = select(sweeping.as_mut(), resting).await {
+            return swept;
+        }
+        if let Err(error) = round(worker, shared).await {
+            tracing::debug!(%error, "a round of maintenance failed");
+        }
+    }
 }
 
 /// One round of maintenance; true if there is reason to come again soon.

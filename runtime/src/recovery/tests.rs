@@ -1,11 +1,15 @@
-use std::{ptr::NonNull, sync::Arc, time::Duration};
+use std::{
+    ptr::NonNull,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use super::*;
 use crate::{
     buffer::LocalKey,
     catalog,
     clock::Clock,
-    compute::{ComputeOptions, ComputeServer, Maintenance},
+    compute::{self, ComputeOptions, ComputeServer, Maintenance},
     fabric::{
         Capabilities, Completion, Endpoint, Error as FabricError, Fabric, OwnerClaim, Request,
         mem::MemOptions,
@@ -234,4 +238,42 @@ fn of_many_rings_one_is_in_memory_at_a_time() {
     let worker = heir.worker().unwrap();
     assert_eq!(worker.block_on(sweep(&worker, catalog::free_unfinished)).unwrap(), 0);
     assert!(worker.block_on(is_finished(&worker, owner)).unwrap());
+}
+
+/// What a dead one held is looked for in all memory, which may take long. Meanwhile pages are reused.
+#[test]
+fn a_sweep_does_not_hold_up_the_epoch() {
+    let fabric = in_process();
+    let owner =
+        dead(&fabric, async |worker| drop(allocate(worker, SizeClass::LARGEST, Placement::RoundRobin).await.unwrap()));
+    let other = join(&fabric, None);
+    let worker = other.worker().unwrap();
+    let narrow = Narrow::new(&fabric, usize::MAX, first_chunk(&other));
+    narrow.keeps.store(true, Ordering::Release);
+    let sweeper = ComputeServer::join(Arc::new(narrow.clone()), ComputeOptions::default()).unwrap();
+    let until = Instant::now() + Duration::from_secs(20);
+    while !narrow.has_kept.load(Ordering::Acquire) {
+        assert!(Instant::now() < until, "nobody looks for what the dead one held");
+        std::thread::yield_now();
+    }
+    let mut graces = 0;
+    let mut is_over = worker.compute().pages.begin_grace();
+    while graces < 3 && Instant::now() < until {
+        worker.block_on(compute::round(&worker, worker.compute())).unwrap();
+        if is_over.load(Ordering::Acquire) {
+            graces += 1;
+            is_over = worker.compute().pages.begin_grace();
+        }
+        std::thread::yield_now();
+    }
+    let has_ended = worker.block_on(is_finished(&worker, owner)).unwrap();
+    narrow.keeps.store(false, Ordering::Release);
+    assert_eq!(graces, 3, "the epoch stands still");
+    assert!(!has_ended, "the sweep was to be under way");
+    let until = Instant::now() + Duration::from_secs(20);
+    while !worker.block_on(is_finished(&worker, owner)).unwrap() {
+        assert!(Instant::now() < until, "the sweep does not end");
+        std::thread::yield_now();
+    }
+    drop(sweeper);
 }
