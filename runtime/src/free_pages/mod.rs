@@ -276,6 +276,9 @@ impl SharedPages {
 
     /// A dead compute server held these pages; their grace period begins.
     pub(crate) fn reclaim(&self, pages: Vec<FreePage>) {
+        if !pages.is_empty() {
+            self.is_used.store(true, Ordering::Relaxed);
+        }
         lock(&self.deferred).fresh.reclaimed.extend(pages);
     }
 
@@ -419,6 +422,16 @@ mod tests {
     fn put(pages: &SharedPages, count: usize) {
         let page = |number: u64| RemotePtr::new(KEY.0, number << 16).unwrap();
         pages.put((1..=count as u64).map(|number| FreePage { at: page(number), class: KEY.1, version: 0 }));
+    }
+
+    #[test]
+    fn who_takes_pages_back_from_the_dead_has_pages() {
+        let pages = SharedPages::default();
+        pages.reclaim(Vec::new());
+        assert!(!pages.is_used(), "there were none");
+        let at = RemotePtr::new(KEY.0, 1 << 16).unwrap();
+        pages.reclaim(vec![FreePage { at, class: KEY.1, version: 0 }]);
+        assert!(pages.is_used());
     }
 
     /// Pages whose grace is over come back in large numbers, and are used again until the next ones do.
