@@ -40,10 +40,12 @@ impl Log {
         self.0.is_tight.load(Ordering::Relaxed) == 0
     }
 
-    /// Adds to what is admitted: this and all that is.
+    /// Adds to what is admitted: this and all that is. Who admits says first whether room [is tight](Self::has_room), and adds then; who does
+    /// not want to wait adds first, and looks then. So of two who add at once the second one sees what the first one did before: it
+    /// counts the other's words, or finds that room is tight.
     fn hold(&self, words: usize) -> (Admitted<'_>, u64) {
         let words = words as u64;
-        let before = self.0.admitted.fetch_add(words, Ordering::Relaxed);
+        let before = self.0.admitted.fetch_add(words, Ordering::AcqRel);
         (Admitted { log: self, words }, before + words)
     }
 
