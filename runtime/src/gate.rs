@@ -73,7 +73,14 @@ impl Gate {
 
 /// Drops the places of ways that are gone.
 fn forget_ended(counts: &mut Vec<Count>) {
-    counts.retain(|count| Arc::strong_count(count) > 1 || count.load(Ordering::Acquire) != 0);
+    counts.retain(|count| {
+        Arc::strong_count(count) > 1 || {
+            // The number of those who have it is read relaxed. With the fence, what its way has done before it was dropped is seen: its
+            // last count, and all that was done inside.
+            fence(Ordering::Acquire);
+            count.load(Ordering::Acquire) != 0
+        }
+    });
 }
 
 #[derive(Debug)]
