@@ -467,6 +467,7 @@ async fn write_first_pages<P: Plugin>(access: &OneSided<P>, root: NewPage, descr
 /// Takes the next structure id, and enters the name with it, unfinished.
 async fn reserve(worker: &Handle, name: &str, kind: &str) -> Result<StructureId, Error> {
     let access = access(worker);
+    let mut failure = None;
     loop {
         // Who is to be waited for, if a dead one was making or dropping what has the name.
         let reserved = retry(worker, async || {
@@ -501,9 +502,15 @@ async fn reserve(worker: &Handle, name: &str, kind: &str) -> Result<StructureId,
         match reserved.await? {
             Ok(id) => return Ok(id),
             Err(dead) => {
-                recovery::sweep(worker, free_unfinished).await?;
-                // If it had left its slot.
-                free_unfinished(worker, &[dead]).await.1?;
+                if let Some(error) = failure.take() {
+                    return Err(error);
+                }
+                match recovery::sweep(worker, free_unfinished).await {
+                    // If it had left its slot.
+                    Ok(_) => free_unfinished(worker, &[dead]).await.1?,
+                    // It may be about another dead one, and the name be free.
+                    Err(error) => failure = Some(error),
+                }
             }
         }
     }

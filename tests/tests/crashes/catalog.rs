@@ -242,3 +242,34 @@ fn what_cannot_be_freed_at_once_is_freed_later() -> Result<(), Error> {
     }
     Ok(())
 }
+
+/// Two have died that were dropping a structure, and of one of these somebody who lives has a page locked. That keeps nobody from the other's
+/// name.
+#[test]
+fn what_one_has_left_keeps_nobody_from_the_name_of_another() -> Result<(), Error> {
+    let fabric = fabric()?;
+    let holder = Member::join(&fabric, 1)?;
+    let worker = holder.worker();
+    let set = |root, word| worker.block_on(worker.write_word(root, word)).map_err(|error| *error);
+    let mut locked = Vec::new();
+    for name in [NAME, BYSTANDER] {
+        cluster::create::<Tree>(&fabric, name, PAGE_BYTES, Proof::Checksum)?;
+        let root = worker.block_on(catalog::find(worker, name))?.root;
+        let unlocked = worker.block_on(worker.load(root)).map_err(|error| *error)?;
+        set(root, LockWord::from_word(unlocked).locked_by(holder.compute().owner()).word())?;
+        locked.push((root, unlocked));
+        let mortal = MortalFabric::new(Arc::clone(&fabric), Order::Posted, false);
+        let victim = Member::join(&(Arc::new(mortal.clone()) as _), 2)?;
+        let dropped = victim.worker().block_on(catalog::destroy(victim.worker(), name));
+        assert!(matches!(dropped, Err(Error::OwnerStalled { page, .. }) if page == root), "{dropped:?}");
+        mortal.dies_after(0);
+    }
+    let [(of_name, unlocked), (of_bystander, unlocked_later)] = locked[..] else { panic!("there were two") };
+    set(of_name, unlocked)?;
+    worker.block_on(make::<Tree>(worker, 1)).map(drop)?;
+    set(of_bystander, unlocked_later)?;
+    worker.block_on(catalog::destroy(worker, NAME))?;
+    holder.maintain_once()?;
+    drop(holder);
+    assert_empty(&fabric, "two that died")
+}
