@@ -342,6 +342,8 @@ impl Thread {
             return Ok(Rc::clone(found).downcast().ok());
         }
         let all = catalog::list(&self.worker).await?;
+        // Those that were dropped. Their ids do not come again.
+        self.structures.borrow_mut().retain(|known, _| all.iter().any(|found| found.id == *known));
         let is_it = |found: &Structure| found.id == id && found.kind == P::NAME;
         let Some(structure) = all.into_iter().find(is_it) else { return Ok(None) };
         let found = Rc::new(OneSided::within(&self.worker, structure, self.host.memory.clone()));
