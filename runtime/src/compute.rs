@@ -26,6 +26,7 @@ use crate::{
         Error as FabricError, Fabric, Liveness, OwnerClaim,
         listener::{ListenOptions, Listener},
     },
+    fencing,
     layout::{self, Dynamic, Geometry, SLOTS, SUPERBLOCK_WORDS},
     lock::OwnerId,
     one_sided::ownership,
@@ -449,7 +450,10 @@ async fn take_place(worker: &Handle, fabric: &dyn Fabric) -> Result<(Vec<Geometr
             }
             None => true,
         };
-        if vacant && claim_word(worker, layout::slot_at(slot), found, incarnation).await? {
+        if vacant
+            && !fencing::is_fenced_off(worker, &geometry, slot, owner).await?
+            && claim_word(worker, layout::slot_at(slot), found, incarnation).await?
+        {
             let epoch = worker.load(first.dynamic_at(Dynamic::Epoch)).await?;
             write_words(worker, vec![(layout::slot_at(slot).word(1), epoch)]).await?;
             let displaces = previous.is_some();

@@ -19,14 +19,14 @@
 //! The processor's instructions change only the count, requests of others only the fence: no atomic of the one kind meets the other. A slot
 //! is not given to anybody else before its last holder is fenced off everywhere. What that one has sent may still lie in the queue of a memory
 //! server that does not go on, while the next holder, or one after it, is fenced off there. So the fence only ever rises. Who has an earlier
-//! incarnation than a holder before it, because it took long to find its slot, may be fenced off from the beginning.
+//! incarnation than a holder before it, because it took long to find its slot, takes another slot ([`is_fenced_off`]).
 
 use std::time::Duration;
 
 use crate::{
     error::Error,
     fabric::{Liveness, memory::LocalMemory},
-    layout::{self, FENCE_WORDS, SLOTS},
+    layout::{self, FENCE_WORDS, Geometry, SLOTS},
     lock::OwnerId,
     ptr::{RemotePtr, ServerId},
     remote::{Remote, claim_word},
@@ -152,6 +152,24 @@ pub async fn fence_off<R: Remote>(
     let running = remote.read(words.word(RUNNING), 1).await?[0];
     let member = OwnerId::new(running >> 32).filter(|_| running as u32 != 0);
     Ok(member.filter(|&member| remote.liveness(member) != Liveness::Dead))
+}
+
+/// Whether somewhere a compute server is fenced off that has no slot yet, should it take this one: a later one had that before.
+///
+/// # Errors
+/// If a memory server is lost.
+pub(crate) async fn is_fenced_off(
+    worker: &Handle,
+    geometry: &[Geometry],
+    slot: usize,
+    owner: OwnerId,
+) -> Result<bool, Box<Error>> {
+    for Geometry { server, .. } in geometry {
+        if worker.read(layout::fence_at(*server, slot), 1).await?[0] >= u64::from(owner.incarnation()) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// [`end_sent`]. If something is still under way then, this compute server has ended all that it had, as if it had been taken for dead: it must

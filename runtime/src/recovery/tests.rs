@@ -63,6 +63,19 @@ fn what_was_not_taken_back_is_left() {
     assert_eq!(worker.block_on(worker.load(entry.word(1))).unwrap(), 1);
 }
 
+/// Who joins slowly may have an earlier incarnation than one that had a slot before it, and would be fenced off there.
+#[test]
+fn a_slot_is_not_taken_by_who_is_fenced_off_there() {
+    let fabric = in_process();
+    let first = join(&fabric, None);
+    let worker = first.worker().unwrap();
+    let fence = layout::fence_at(ServerId::new(0).unwrap(), 1);
+    let later = u64::from(first.owner().incarnation()) + 10;
+    worker.block_on(write_words(&*worker, vec![(fence, later)])).unwrap();
+    let second = join(&fabric, None);
+    assert_eq!(worker.block_on(slot_of(&worker, second.owner())).unwrap(), Some(2));
+}
+
 #[test]
 fn a_wait_without_end_is_one() {
     let fabric = in_process();
