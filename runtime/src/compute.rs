@@ -260,7 +260,7 @@ impl ComputeServer {
         for attempt in 0..SETTLE_ROUNDS_MAX {
             let left = sweep(worker).await;
             round(worker, &self.shared).await?;
-            let is_waiting = self.shared.pages.deferred() != 0;
+            let is_waiting = self.shared.pages.deferred() != 0 || self.shared.pages.is_returning();
             match left {
                 Ok(0) if !is_waiting => return Ok(true),
                 // What is on its way back is memory, too.
@@ -510,7 +510,7 @@ pub(crate) async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Erro
     if !surplus.is_empty() {
         let worker_of_task = worker.clone();
         match worker.spawn_to_end(async move { pages::give_back(&worker_of_task, surplus).await }).await {
-            // They are in the pool again, and go with another round.
+            // They go with another round.
             Err(error @ Error::OwnerStalled { .. }) => tracing::debug!(%error, "pages were not returned"),
             returned => returned?,
         }

@@ -420,7 +420,7 @@ async fn collect(worker: &Handle, geometry: &Geometry, class: SizeClass) -> Resu
     }
 }
 
-/// Returns pages to the bitmaps of their chunks. Those of which that fails go back to the pool.
+/// Returns pages to the bitmaps of their chunks. Those of which that fails are returned with the next round of maintenance.
 ///
 /// # Errors
 /// [`Error::OwnerStalled`] if somebody who lives holds a chunk for long; if a memory server is lost, or no buffers can be had. The others are returned even then.
@@ -439,10 +439,7 @@ pub(crate) async fn give_back(worker: &Handle, mut pages: Vec<FreePage>) -> Resu
         let (geometry, chunk, _) = place(&run[0]);
         let indices: Vec<usize> = run.iter().map(|page| place(page).2).collect();
         if let Err(error) = give_back_to(worker, geometry, chunk, run[0].class, &indices).await {
-            match geometry.is_for_rings(run[0].at) {
-                true => run.iter().for_each(|&page| compute.pages.bring_back(page)),
-                false => compute.pages.put(run.iter().copied()),
-            }
+            run.iter().for_each(|&page| compute.pages.bring_back(page));
             failure = Err(*error);
         }
     }

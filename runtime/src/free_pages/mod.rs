@@ -361,6 +361,11 @@ impl SharedPages {
         lock(&self.deferred).count()
     }
 
+    /// Whether pages are on their way back to their chunks.
+    pub(crate) fn is_returning(&self) -> bool {
+        !lock(&self.returning).is_empty()
+    }
+
     /// How many of these are in [doubt](Self::doubt). They say nowhere in remote memory that they are, so nobody can take them over.
     pub(crate) fn in_doubt(&self) -> usize {
         lock(&self.deferred).in_doubt().count()

@@ -1,8 +1,11 @@
 use std::{
+    pin::pin,
     ptr::NonNull,
     sync::Arc,
     time::{Duration, Instant},
 };
+
+use futures_util::future::{Either, select};
 
 use super::*;
 use crate::{
@@ -61,6 +64,32 @@ fn what_was_not_taken_back_is_left() {
     assert!(worker.block_on(survivor.settle(&worker)).unwrap());
     assert_eq!(worker.block_on(sweep(&worker, catalog::free_unfinished)).unwrap(), 0);
     assert_eq!(worker.block_on(worker.load(entry.word(1))).unwrap(), 1);
+}
+
+/// Somebody who lives holds the chunk to which a page of a dead one is to go back: that is waited for.
+#[test]
+fn what_was_not_returned_is_not_settled() {
+    let fabric = in_process();
+    dead(&fabric, async |worker| drop(allocate(worker, SizeClass::LARGEST, Placement::RoundRobin).await.unwrap()));
+    let survivor = join(&fabric, None);
+    let worker = survivor.worker().unwrap();
+    assert_eq!(worker.block_on(sweep(&worker, catalog::free_unfinished)).unwrap(), 0);
+    let holder = OwnerId::new(1000).unwrap();
+    let _lives = fabric.claim(holder).unwrap();
+    let entry = survivor.geometry()[0].directory_at(1);
+    worker.block_on(async {
+        let free = worker.load(entry).await.unwrap();
+        let held = free | u64::from(holder.incarnation()) << 32;
+        write_words(&*worker, vec![(entry, held)]).await.unwrap();
+        let mut settling = pin!(survivor.settle(&worker));
+        let while_held = pin!(worker.sleep_until(worker.clock().now_ns() + 1_000_000_000));
+        if let Either::Left((settled, _)) = select(settling.as_mut(), while_held).await {
+            panic!("{settled:?}, and the page is not returned");
+        }
+        write_words(&*worker, vec![(entry, free)]).await.unwrap();
+        assert!(settling.await.unwrap());
+        assert_eq!(worker.load(entry.word(1)).await.unwrap(), 1);
+    });
 }
 
 /// Who joins slowly may have an earlier incarnation than one that had a slot before it, and would be fenced off there.
