@@ -232,6 +232,17 @@ fn every_shipping_policy_does_what_it_says() {
     assert!(is_narrow(&text) && text.contains("\nover the size of the cache\n"), "{text}");
 }
 
+/// An update to the value that is there already writes nothing: no run may repeat what an earlier one has written.
+#[test]
+fn every_run_writes_what_its_updates_change() {
+    let small = "--keys 30000 --server-threads 1,2 --cache-percents 4,50 --workers 2 --seconds 0.1 \
+                 --warm-up-seconds 0.05 --repeats 1 --update-percent 100";
+    let (_, lines, _) = figure("offload", small);
+    let is_it = |row: &&Value| row["policy"] == "never" && number(row, "cache_percent") < 10.0;
+    let writes: Vec<f64> = lines.iter().filter(is_it).map(|row| number(row, "writes_per_op")).collect();
+    assert!(writes.len() == 3 && writes.iter().all(|count| *count >= writes[0] / 2.0), "{writes:?}");
+}
+
 #[test]
 fn every_design_costs_what_it_should() {
     let small = "--keys 20000 --clients 2,8 --selectivities 0.01 --seconds 0.03 --warm-up-seconds 0.01";

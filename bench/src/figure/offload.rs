@@ -6,6 +6,7 @@
 
 use std::io::Write;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use farlink_offload::policy::{Always, CostAware, CostOptions, Never};
@@ -71,6 +72,8 @@ struct Loaded<'a> {
     bed: TestBed,
     tree: Structure,
     tree_bytes: u64,
+    /// Runs so far.
+    runs: AtomicU32,
 }
 
 impl<'a> Loaded<'a> {
@@ -81,12 +84,14 @@ impl<'a> Loaded<'a> {
         let options = BTreeOptions { page_bytes: args.page_bytes as usize, ..BTreeOptions::default() };
         let tree = bed.load(NAME, options, key_set.entries(), args.fill)?;
         let tree_bytes = bed.report(NAME)?.bytes;
-        Ok(Self { args, key_set, bed, tree, tree_bytes })
+        Ok(Self { args, key_set, bed, tree, tree_bytes, runs: AtomicU32::new(0) })
     }
 
     fn run(&self, place: Place, (policy, policies): Policy, round: u64) -> anyhow::Result<Row> {
         let (args, seed) = (self.args, self.args.common.seed + round);
         let cache_bytes = (self.tree_bytes as f64 * place.cache_percent / 100.0).max(CACHE_BYTES_MIN as f64) as usize;
+        // All runs are on one tree, and those of a round draw the same keys. No two write the same values: that would change nothing.
+        let version = (1 + self.runs.fetch_add(1, Ordering::Relaxed)) << 22;
         let _serving = self.bed.serve(place.server_threads as usize, Duration::from_nanos(args.page_time), seed)?;
         let route = |_| {
             let mut options = CacheOptions::new(cache_bytes);
@@ -103,7 +108,7 @@ impl<'a> Loaded<'a> {
             operations: &|Lot { worker, is_warm_up, .. }| {
                 let seed = seed ^ (2 * worker as u64 + u64::from(is_warm_up) + 1) << 32;
                 let mix = FigureMix { name: place.name, update_percent: args.update_percent, insert_percent: 0 };
-                Box::new(self.key_set.operations(0, u64::MAX, mix, seed, 1))
+                Box::new(self.key_set.operations(0, u64::MAX, mix, seed, version))
             },
             limits: [args.warm_up_seconds, args.seconds].map(Some),
             on_one_core: true,
