@@ -71,8 +71,9 @@ pub(super) struct Seen {
     pub(super) pages: u64,
     /// Bytes of all that went over its connections for that, its log's among them.
     pub(super) bytes: u64,
-    /// A bare copy of as many pages, and when it began.
-    pub(super) copy_began: Duration,
+    /// Until here it is counted: what comes then is disturbed by the copy.
+    pub(super) until: Duration,
+    /// A bare copy of as many pages.
     pub(super) copy: Duration,
 }
 
@@ -250,8 +251,9 @@ impl Trial<'_> {
         let pages = written().0 - before.0;
         stage.begin(Stage::MOVED);
         sleep_until(zero + ended + self.schedule.after);
+        let until = zero.elapsed();
         let copy = worker.block_on(BareCopy::prepare(&worker, self.structure, pages))?;
-        let copy_began = zero.elapsed();
+        let copy_began = Instant::now();
         worker.block_on(copy.run(&worker))?;
         Ok(Seen {
             slots: Vec::new(),
@@ -261,8 +263,8 @@ impl Trial<'_> {
             pages,
             // Published when the thread is idle: after the move, that is.
             bytes: written().1 - before.1,
-            copy_began,
-            copy: zero.elapsed() - copy_began,
+            until,
+            copy: copy_began.elapsed(),
         })
     }
 
