@@ -123,6 +123,9 @@ pub(crate) trait Known: Kind + Sync {
 pub(crate) trait Data {
     fn entries(&self) -> u64;
 
+    /// How many memory servers will have pages of it.
+    fn servers(&self, plan: &Plan) -> u32;
+
     /// What the user should know of it.
     fn remark(&self) -> Option<String>;
 
@@ -313,6 +316,14 @@ impl<S: Subject> Data for DataOf<S> {
         S::entries(&self.0)
     }
 
+    fn servers(&self, plan: &Plan) -> u32 {
+        match plan.placement {
+            // Each part is where its root is.
+            PlacementChoice::OneServer => plan.servers.min(route::cut::<S>(&self.0, plan).parts() as u32),
+            _ => plan.servers,
+        }
+    }
+
     fn remark(&self) -> Option<String> {
         S::remark(&self.0)
     }
@@ -495,6 +506,29 @@ mod tests {
         let data = TREE.data(&plan.setting)?;
         data.open_or_create(cluster, &mut plan, args.loads_keys())?;
         Ok((plan, data))
+    }
+
+    /// A server that has all pages of a structure needs the memory of all servers.
+    #[test]
+    fn memory_is_divided_among_those_servers_alone_that_have_pages() {
+        let servers = |known: &dyn Known, args: &str| {
+            let line = ["farlink", "bench", "--servers", "8", "--keys", "1000"].into_iter();
+            let line = line.chain(args.split_whitespace());
+            let Command::Bench(args) = Cli::try_parse_from(line).unwrap().command else { panic!("no bench") };
+            let plan = args.plan(known).unwrap();
+            known.data(&plan.setting).unwrap().servers(&plan)
+        };
+        let rects: Of<farlink_structures::rtree::Tree> = Of(PhantomData);
+        assert_eq!(servers(&TREE, "--access one-sided"), 8);
+        assert_eq!(servers(&TREE, "--access coarse"), 8);
+        assert_eq!(servers(&TREE, "--access adaptive"), 1);
+        assert_eq!(servers(&TREE, "--access cached --placement one-server"), 1);
+        assert_eq!(servers(&rects, "--access coarse"), 1);
+        assert_eq!(servers(&rects, "--access one-sided"), 8);
+        // A bulk-loaded tree takes 19.3 bytes a key.
+        assert!(
+            crate::cluster::default_server_bytes(20_000_000, servers(&TREE, "--access adaptive")) > 20_000_000 * 20
+        );
     }
 
     /// A trace has no keys of its own, or few.
