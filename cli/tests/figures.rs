@@ -335,6 +335,26 @@ fn every_way_to_reach_an_rtree_costs_what_it_should() {
     assert!(ok && is_narrow(&text) && text.contains("\nscale power law\n"), "{text}");
 }
 
+/// A smaller one works with nothing: rows say how large it was, not what was asked for.
+#[test]
+fn the_size_of_the_smallest_cache_is_told() {
+    for (name, options) in [
+        ("rtree", "--rects 20000 --cache-percents 1,2 --ops 20 --warm-up-ops 30"),
+        ("dex-ablation", "--keys 20000 --cache-percent 1 --ops 200 --warm-up-ops 200"),
+        (
+            "offload",
+            "--keys 5000 --server-threads 1 --cache-percents 1 --workers 1 --seconds 0.01 --warm-up 0 --repeats 1",
+        ),
+    ] {
+        let (_, lines, _) = figure(name, options);
+        let cached: Vec<&Value> = lines.iter().filter(|row| row["cache_percent"].is_f64()).collect();
+        assert!(!cached.is_empty(), "{lines:?}");
+        for row in cached {
+            assert!(number(row, "cache_bytes") == 65536.0 && number(row, "cache_percent") > 5.0, "{row}");
+        }
+    }
+}
+
 #[test]
 fn impossible_numbers_are_errors() {
     for (line, says) in [

@@ -20,8 +20,8 @@ use super::args::OffloadArgs;
 use super::key_set::{FigureMix, KeySet};
 use super::load::{Load, Lot};
 use super::plot::{self, Line, Plot, Scale};
+use super::rows::{CacheSize, show_percent, with_cache};
 use super::test_bed::TestBed;
-use crate::plan::CACHE_BYTES_MIN;
 use crate::progress::Progress;
 use crate::report::{CheckRow, Reporter, Row};
 use crate::route::Route;
@@ -87,14 +87,18 @@ impl<'a> Loaded<'a> {
         Ok(Self { args, key_set, bed, tree, tree_bytes, runs: AtomicU32::new(0) })
     }
 
+    fn cache(&self, place: Place) -> CacheSize {
+        CacheSize::at_least_of_bytes(self.tree_bytes, place.cache_percent)
+    }
+
     fn run(&self, place: Place, (policy, policies): Policy, round: u64) -> anyhow::Result<Row> {
         let (args, seed) = (self.args, self.args.common.seed + round);
-        let cache_bytes = (self.tree_bytes as f64 * place.cache_percent / 100.0).max(CACHE_BYTES_MIN as f64) as usize;
+        let cache = self.cache(place);
         // All runs are on one tree, and those of a round draw the same keys. No two write the same values: that would change nothing.
         let version = (1 + self.runs.fetch_add(1, Ordering::Relaxed)) << 22;
         let _serving = self.bed.serve(place.server_threads as usize, Duration::from_nanos(args.page_time), seed)?;
         let route = |_| {
-            let mut options = CacheOptions::new(cache_bytes);
+            let mut options = CacheOptions::new(cache.cache_bytes as usize);
             (options.page_bytes, options.excludes_subtrees) = (args.page_bytes as usize, true);
             options.handles_max = args.workers as usize;
             let route = Route::<Tree>::new(AccessMode::Engine, self.tree.clone(), Proof::Checksum);
@@ -116,11 +120,9 @@ impl<'a> Loaded<'a> {
         };
         let (row, tally) = load.run(&self.bed, place.name)?;
         let per_op = |count: u64| count as f64 / tally.outcomes.ops.max(1) as f64;
-        Ok(row
+        Ok(with_cache(row, Some(cache))
             .with("policy", policy)
             .with("server_threads", place.server_threads)
-            .with("cache_percent", place.cache_percent)
-            .with("cache_bytes", cache_bytes)
             .with("workers", args.workers)
             .with("in_flight", 1)
             .with("latency_ns", args.latency)
@@ -168,7 +170,8 @@ pub(crate) fn run(args: &OffloadArgs, out: impl Write) -> anyhow::Result<()> {
     let mut reporter = Reporter::new(out, args.common.json);
     let mut points = Vec::new();
     for place in places {
-        let step = format!("threads of the memory server: {}; {}% cached", place.server_threads, place.cache_percent);
+        let cached = show_percent(loaded.cache(place).cache_percent);
+        let step = format!("threads of the memory server: {}; {cached}% cached", place.server_threads);
         points.extend(progress.step(&step, || loaded.by_turns(place))?);
     }
     progress.begin("check");
@@ -249,7 +252,7 @@ fn show(rows: &[Row]) -> comfy_table::Table {
         vec![
             row.shown("policy"),
             row.shown("server_threads"),
-            format!("{}%", row.number("cache_percent").unwrap_or_default()),
+            format!("{}%", show_percent(row.number("cache_percent").unwrap_or_default())),
             show_count(row.ops_per_second.unwrap_or(f64::NAN)),
             digits(row.number("ratio"), 2),
             micros(row.p50_ns),
@@ -268,14 +271,14 @@ fn plots(points: &[Point]) -> Vec<Plot> {
     let remote: fn(&Row) -> Option<f64> =
         |row| Some(row.reads_per_op? + row.writes_per_op? + row.atomics_per_op? + row.two_sided_per_op?);
     let xs = [("threads", "threads of the memory server"), ("cache", "cache, percent of the tree")];
-    let x = |place: &Place| if place.name == "threads" { f64::from(place.server_threads) } else { place.cache_percent };
+    let x = |row: &Row| row.number(if row.name == "threads" { "server_threads" } else { "cache_percent" });
     let mut plots = Vec::new();
     for (y, y_label, what) in
         [(throughput, "thousand operations a second", "Throughput"), (remote, "per operation", "Remote operations")]
     {
         for (name, x_label) in xs {
             let points = points.iter().filter(|point| point.place.name == name);
-            let points = points.filter_map(|point| Some((point.policy.to_owned(), x(&point.place), y(&point.row)?)));
+            let points = points.filter_map(|point| Some((point.policy.to_owned(), x(&point.row)?, y(&point.row)?)));
             plots.push(Plot {
                 title: format!("{what} by {x_label}"),
                 x_label: x_label.to_owned(),

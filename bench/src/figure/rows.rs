@@ -10,15 +10,20 @@ use crate::report::Row;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct CacheSize {
     pub(crate) cache_bytes: u64,
-    /// Of the raw data, 16 bytes a key.
+    /// Of the raw data, 16 bytes a key, unless a figure says of what.
     pub(crate) cache_percent: f64,
 }
+
+const RAW_BYTES_PER_KEY: u64 = 16;
 
 impl CacheSize {
     /// So many percent of the raw data of the keys.
     pub(crate) fn percent_of(keys: u64, cache_percent: f64) -> Self {
-        const RAW_BYTES_PER_KEY: f64 = 16.0;
-        Self { cache_bytes: (keys as f64 * RAW_BYTES_PER_KEY * cache_percent / 100.0) as u64, cache_percent }
+        Self::of(keys.saturating_mul(RAW_BYTES_PER_KEY) as f64, cache_percent)
+    }
+
+    fn of(bytes: f64, cache_percent: f64) -> Self {
+        Self { cache_bytes: (bytes * cache_percent / 100.0) as u64, cache_percent }
     }
 
     /// The same; an error where no cache works with so little.
@@ -33,15 +38,29 @@ impl CacheSize {
         Ok(size)
     }
 
-    /// So many percent, or as little as a cache works with.
+    /// So many percent of the raw data, or as little as a cache works with.
     pub(crate) fn at_least_percent_of(keys: u64, cache_percent: f64) -> Self {
-        let size = Self::percent_of(keys, cache_percent);
-        Self { cache_bytes: size.cache_bytes.max(CACHE_BYTES_MIN), ..size }
+        Self::at_least_of_bytes(keys.saturating_mul(RAW_BYTES_PER_KEY), cache_percent)
+    }
+
+    /// So many percent of these bytes, or as little as a cache works with: then it has the percent that this is.
+    pub(crate) fn at_least_of_bytes(bytes: u64, cache_percent: f64) -> Self {
+        let bytes = bytes.max(1) as f64;
+        let size = Self::of(bytes, cache_percent);
+        if size.cache_bytes >= CACHE_BYTES_MIN {
+            return size;
+        }
+        Self { cache_bytes: CACHE_BYTES_MIN, cache_percent: CACHE_BYTES_MIN as f64 / bytes * 100.0 }
     }
 
     pub(crate) fn frames(self) -> u64 {
         self.cache_bytes / PAGE_BYTES
     }
+}
+
+/// Percent as a person reads them.
+pub(crate) fn show_percent(percent: f64) -> String {
+    ((percent * 100.0).round() / 100.0).to_string()
 }
 
 /// A row whose numbers come from a `paper`'s table, its authors' `public-code`, this run (`measured`) or are `computed`.

@@ -19,10 +19,10 @@ use farlink_structures::rtree::{RTree, RTreeOptions, Rect, Tree};
 
 use super::args::RTreeArgs;
 use super::plot::{self, Line, Plot, Scale};
+use super::rows::{CacheSize, show_percent, with_cache};
 use super::test_bed::TestBed;
 use crate::cluster_view;
 use crate::driver::{self, Client};
-use crate::plan::CACHE_BYTES_MIN;
 use crate::progress::Progress;
 use crate::queue::{End, OperationQueue};
 use crate::rects::{RectData, RectSource};
@@ -51,7 +51,7 @@ const BYTES_PER_RECT_MAX: u64 = 96;
 struct Way {
     name: &'static str,
     mode: AccessMode,
-    /// Of the tree's pages.
+    /// Of the tree's pages, as was asked for.
     cache_percent: Option<f64>,
 }
 
@@ -96,11 +96,14 @@ impl<'a> Loaded<'a> {
         Ok(Self { args, bed, data, tree, report })
     }
 
+    fn cache(&self, percent: f64) -> CacheSize {
+        CacheSize::at_least_of_bytes(self.report.bytes, percent)
+    }
+
     fn client(&self, way: Way, window: u32) -> anyhow::Result<(ComputeServer, Client<Tree>)> {
         let mut route = Route::<Tree>::new(way.mode, self.tree.clone(), Proof::Checksum);
         if let Some(percent) = way.cache_percent {
-            let bytes = (self.report.bytes as f64 * percent / 100.0).max(CACHE_BYTES_MIN as f64) as usize;
-            let mut options = CacheOptions::new(bytes);
+            let mut options = CacheOptions::new(self.cache(percent).cache_bytes as usize);
             options.page_bytes = self.args.page_bytes as usize;
             options.excludes_subtrees = way.mode == AccessMode::Engine;
             route = route.shipping(|| Policies::new(Always));
@@ -168,8 +171,8 @@ impl<'a> Loaded<'a> {
         let mut row = Row::measured(way.name, 0.0, &tally, way.mode.caches());
         // Counts alone.
         (row.seconds, row.ops_per_second, row.p50_ns, row.p99_ns, row.p999_ns) = (None, None, None, None, None);
-        Ok(described(row, "measured", scale, self)
-            .with("cache_percent", way.cache_percent)
+        let cache = way.cache_percent.map(|percent| self.cache(percent));
+        Ok(with_cache(described(row, "measured", scale, self), cache)
             .with("pages_per_op", per_op(pages))
             .with("found_per_op", per_op(tally.outcomes.scanned))
             .with("window", self.args.window)
@@ -268,7 +271,8 @@ pub(crate) fn run(args: &RTreeArgs, out: impl Write) -> anyhow::Result<()> {
     }
     progress.begin("check");
     drop(progress);
-    plot::write_svg(&plots(&rows, &args.cache_percents), &path)?;
+    let percents: Vec<f64> = args.cache_percents.iter().map(|&percent| loaded.cache(percent).cache_percent).collect();
+    plot::write_svg(&plots(&rows, &percents), &path)?;
     reporter.note(&format!("\nwrote {}", path.display()))?;
     reporter.check(&cluster_view::check_row(<Tree>::NAME, NAME, &loaded.report))?;
     reporter.check(&loaded.slowest()?)?;
@@ -282,7 +286,7 @@ fn show(rows: &[Row]) -> comfy_table::Table {
         let percent = row.number("cache_percent");
         vec![
             row.name.clone(),
-            percent.map_or_else(|| "-".to_owned(), |percent| percent.to_string()),
+            percent.map_or_else(|| "-".to_owned(), show_percent),
             digits(row.number("pages_per_op"), 2),
             digits(row.reads_per_op, 2),
             digits(row.two_sided_per_op, 2),
