@@ -355,6 +355,22 @@ fn the_size_of_the_smallest_cache_is_told() {
     }
 }
 
+/// With others nothing was measured that they could be compared with.
+#[test]
+fn the_numbers_of_the_paper_stand_beside_its_own_skew_alone() {
+    let small = "--keys 20000 --theta 0.5 --warm-up-ops 200";
+    let (_, lines, _) = figure("dex-ablation", &format!("{small} --cache-percent 20 --ops 200"));
+    let (skewed, uniform) = (&lines[3], &lines[7]);
+    assert_eq!((&skewed["name"], &skewed["paper_gain"]), (&"+ offloading".into(), &Value::Null));
+    assert_eq!(number(uniform, "paper_gain"), 1.34);
+    let one = "--compute-servers 1 --memory-servers 1 --cache-percent 32";
+    let (ok, text) = run(&format!("dex-table2 --json {small} {one} --ops 21000"), None);
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let (check, rows) = lines.split_last().unwrap();
+    assert!(ok && check["name"] == "btree", "{text}");
+    assert!(rows.iter().all(|row| row["source"] == "measured" || row["source"] == "computed"), "{rows:?}");
+}
+
 #[test]
 fn impossible_numbers_are_errors() {
     for (line, says) in [

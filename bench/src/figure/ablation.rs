@@ -105,7 +105,7 @@ pub(crate) fn run(args: &AblationArgs, out: impl Write) -> anyhow::Result<()> {
                     .with("remote_ops_per_op", remote_ops(&row))
                     .with("gain_ops", by_ops)
                     .with("gain_bytes", by_bytes)
-                    .with("paper_gain", paper::figure_8(way.name, key_set.theta > 0.0)),
+                    .with("paper_gain", paper::figure_8(way.name, key_set.theta)),
             );
         }
         rows.iter().try_for_each(|row| reporter.row(row.clone()))?;

@@ -89,8 +89,12 @@ pub(crate) fn run(args: &Table2Args, out: impl Write) -> anyhow::Result<()> {
         cache.cache_bytes,
         args.admission.name(),
     ))?;
-    reporter.note("paper: DEX (VLDB 2024), table 2, with 200M keys and four compute servers")?;
-    if paper::dex_code(READ_ONLY.name, args.compute_servers, args.cache_percent).next().is_some() {
+    let papers = |mix: &'static str| paper::table_2(mix, args.theta);
+    let public = |mix: &'static str| paper::dex_code(mix, args.theta, args.compute_servers, args.cache_percent);
+    if papers(READ_ONLY.name).next().is_some() {
+        reporter.note("paper: DEX (VLDB 2024), table 2, with 200M keys and four compute servers")?;
+    }
+    if public(READ_ONLY.name).next().is_some() {
         reporter.note("DEX's public code: measured, with 10M keys and one compute server")?;
     }
     let mut progress = Progress::new(3 + (ways.len() * MIXES.len()) as u64, args.common.json);
@@ -100,10 +104,7 @@ pub(crate) fn run(args: &Table2Args, out: impl Write) -> anyhow::Result<()> {
     let loaded = progress.step("load", || Loaded::load(&key_set, args.memory_servers, more))?;
     let mut run = 0;
     for mix in MIXES {
-        let papers = paper::table_2(mix.name);
-        papers
-            .chain(paper::dex_code(mix.name, args.compute_servers, args.cache_percent))
-            .try_for_each(|row| reporter.row(row))?;
+        papers(mix.name).chain(public(mix.name)).try_for_each(|row| reporter.row(row))?;
         for way in ways {
             let caches = way.mode.caches();
             let ops = match mix.insert_percent {
