@@ -204,7 +204,10 @@ impl<'a> Serving<'a> {
             .with("latency_ns", args.latency)
             .with("page_ns", args.page_time)
             .with("bandwidth_bytes_per_second", args.bandwidth)
-            .with("keys", keys);
+            .with("keys", keys)
+            .with("page_bytes", args.page_bytes)
+            .with("fill", args.fill)
+            .with("seed", args.common.seed);
         Ok(Point { design, data, selectivity, clients, row })
     }
 }

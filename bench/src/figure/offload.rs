@@ -121,6 +121,11 @@ impl<'a> Loaded<'a> {
         let (row, tally) = load.run(&self.bed, place.name)?;
         let per_op = |count: u64| count as f64 / tally.outcomes.ops.max(1) as f64;
         Ok(with_cache(row, Some(cache))
+            .with("keys", args.keys)
+            .with("theta", args.theta)
+            .with("update_percent", args.update_percent)
+            .with("page_bytes", args.page_bytes)
+            .with("fill", args.fill)
             .with("policy", policy)
             .with("server_threads", place.server_threads)
             .with("workers", args.workers)
@@ -128,6 +133,7 @@ impl<'a> Loaded<'a> {
             .with("latency_ns", args.latency)
             .with("page_ns", args.page_time)
             .with("repeats", args.repeats)
+            .with("seed", args.common.seed)
             .with("shipped_per_op", per_op(tally.cache.shipped))
             .with("came_back_per_op", per_op(tally.cache.came_back))
             .with("contrary_per_op", per_op(tally.cache.contrary)))

@@ -76,7 +76,16 @@ pub(crate) fn run(args: &RepartitionArgs, out: impl Write) -> anyhow::Result<()>
     if reporter.is_json() {
         slots(&seen, args.slot, &mut reporter)?;
     }
-    let rows = phases(&seen, args.slot);
+    let setting = |row: Row| {
+        row.with("keys", keys)
+            .with("compute_servers", args.compute_servers)
+            .with("theta", args.theta)
+            .with("cache_bytes", args.cache)
+            .with("in_flight", args.in_flight)
+            .with("latency_ns", args.latency)
+            .with("seed", seed)
+    };
+    let rows: Vec<Row> = phases(&seen, args.slot).into_iter().map(setting).collect();
     rows.iter().try_for_each(|row| reporter.row(row.clone()))?;
     reporter.table("\n", show)?;
     let (took, copy) = ((seen.ended - seen.began).as_secs_f64(), seen.copy.as_secs_f64());

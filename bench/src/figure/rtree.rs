@@ -234,6 +234,7 @@ fn described(row: Row, source: &'static str, scale: &'static str, loaded: &Loade
         .with("rects", loaded.args.rects)
         .with("levels", loaded.report.height())
         .with("page_bytes", loaded.args.page_bytes)
+        .with("seed", loaded.args.common.seed)
 }
 
 /// Makes the rows and the plots, and checks what has to hold.
