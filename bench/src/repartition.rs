@@ -77,7 +77,7 @@ pub(crate) fn repartition<S: Subject>(
         region: S::show_region(&region),
         owner: to.incarnation(),
         from: Some(from.incarnation()),
-        uses: Ok(uses),
+        uses: uses.ok_or("not counted"),
     });
     let moved = moved.collect();
     if problem.is_some() {
@@ -148,7 +148,7 @@ fn move_one<S: Subject>(
         let region = moved.with_context(|| {
             format!("{} cannot move by itself: no leaf lies in it, or it was given up just now", S::show_region(region))
         })?;
-        return Ok(vec![Moved { region, from, to, uses: 0 }]);
+        return Ok(vec![Moved { region, from, to, uses: None }]);
     }
     if is_unowned {
         worker.block_on(take_region(worker, structure, region, to))?;
@@ -187,7 +187,7 @@ fn move_away<S: Subject>(
         let Some(region) = part.to_region::<S::Region>()? else { continue };
         let to = to[number % to.len()];
         match worker.block_on(move_region(worker, structure, &region, from, to))? {
-            Some(region) => moved.push(Moved { region, from, to, uses: 0 }),
+            Some(region) => moved.push(Moved { region, from, to, uses: None }),
             None => stayed.push(S::show_region(&region)),
         }
     }

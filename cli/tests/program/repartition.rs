@@ -43,6 +43,10 @@ fn owners(rows: &[Value]) -> BTreeSet<u64> {
     regions.map(|row| row["owner"].as_u64().unwrap()).collect()
 }
 
+fn moved(rows: &[Value]) -> impl Iterator<Item = &Value> {
+    rows.iter().filter(|row| row["kind"] == "moved")
+}
+
 /// All of one's share goes to others, half of the work back to it, and a range that is named.
 #[test]
 fn regions_move_while_a_bench_runs() {
@@ -52,14 +56,18 @@ fn regions_move_while_a_bench_runs() {
     let rows = cluster.repartition(&["--away-from", &gone]).must_hold().json();
     assert_eq!(owners(&rows), all.iter().copied().skip(1).collect());
     assert!(rows.iter().any(|row| row["kind"] == "moved"));
+    // Nobody has counted them: 0 would say that nobody used it.
+    assert!(moved(&rows).all(|row| row["uses"].is_null()), "{rows:?}");
     let rows = cluster.repartition(&["--balance", "--to", &gone]).must_hold().json();
     assert_eq!(owners(&rows), all, "{rows:?}");
+    assert!(moved(&rows).all(|row| row["uses"].is_u64()), "{rows:?}");
     let last_owner = *all.last().unwrap();
     let last = last_owner.to_string();
     let mut others = rows.iter().filter(|row| row["kind"] == "region" && row["owner"] != last_owner);
     let named = others.next().unwrap()["region"].as_str().unwrap();
     let rows = cluster.repartition(&["--region", named, "--to", &last]).must_hold().json();
     assert!(rows.iter().any(|row| row["kind"] == "moved" && row["owner"] == last_owner), "{rows:?}");
+    assert!(moved(&rows).all(|row| row["uses"].is_null()), "{rows:?}");
     assert!(rows.iter().all(|row| row["kind"] != "unowned"), "{rows:?}");
     let lowest = rows.iter().find(|row| row["kind"] == "region" && row["region"].as_str().unwrap().starts_with("0.."));
     let lowest = lowest.unwrap()["owner"].as_u64().unwrap();
@@ -108,6 +116,7 @@ fn moves_before_an_error_are_told() {
     let rows = said.json();
     assert!(!rows.is_empty() && rows.iter().all(|row| row["kind"] == "moved"), "{rows:?}\n{}", said.errors);
     assert!(rows.iter().all(|row| owners.contains(&row["owner"].as_u64().unwrap())), "{rows:?}");
+    assert!(rows.iter().all(|row| row["uses"].is_null()), "{rows:?}");
     said.must_fail_with(&[&format!("{} owns this part", silent.owner()), "cannot be asked"]);
 }
 

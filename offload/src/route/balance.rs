@@ -93,8 +93,8 @@ pub struct Moved<R> {
     pub from: OwnerId,
     /// Who has it.
     pub to: OwnerId,
-    /// Its uses.
-    pub uses: u64,
+    /// Its uses, where they were counted.
+    pub uses: Option<u64>,
 }
 
 /// Has regions and pieces go to others until no owner has more to do than `tolerance` times the average: each time the hottest
@@ -123,7 +123,7 @@ pub async fn balance<R: Region>(
         let Some(region) = part.to_region::<R>()? else { continue };
         let Some(&to) = owners.get(moved.len() % owners.len().max(1)) else { break };
         let region = move_region(worker, structure, &region, from, to).await?;
-        moved.extend(region.map(|region| Moved { region, from, to, uses: 0 }));
+        moved.extend(region.map(|region| Moved { region, from, to, uses: None }));
     }
     let mut ranks: Vec<(OwnerId, Vec<Load<R>>)> = Vec::new();
     for owner in owners {
@@ -160,7 +160,7 @@ pub async fn balance<R: Region>(
             ranks[hot].1.extend(rest.into_iter().map(|region| Load { region, uses: left }));
         }
         ranks[cool].1.push(Load { region: region.clone(), uses });
-        moved.push(Moved { region, from, to, uses });
+        moved.push(Moved { region, from, to, uses: Some(uses) });
     }
     Ok(())
 }

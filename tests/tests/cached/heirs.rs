@@ -276,8 +276,8 @@ fn regions_are_moved_away_from_a_dead_owner() {
     let mut moved = Vec::new();
     worker.block_on(balance::<KeyRange>(worker, structure, &[], 1e9, 64, &mut moved)).unwrap();
     assert_eq!(
-        moved.iter().map(|moved| (moved.region, moved.from, moved.to)).collect::<Vec<_>>(),
-        [(middle, dead, heir)]
+        moved.iter().map(|moved| (moved.region, moved.from, moved.to, moved.uses)).collect::<Vec<_>>(),
+        [(middle, dead, heir, None)]
     );
     assert_eq!(of_the_dead().count(), 0);
     scene.assert_all_there(&scene.guest_tree(), "moved away");
