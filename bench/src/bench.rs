@@ -99,7 +99,9 @@ impl Run<'_> {
                 }
                 progress.suspend(|| reporter.row_at_once(&row, &columns.head(), &columns.line(&row)))?;
                 if let Some(missed) = row.missed_per_op.filter(|&missed| missed > 0.0) {
-                    let note = format!("  {:.1}% of them found nothing: it had been removed", missed * 100.0);
+                    let why =
+                        if totals.may_miss() { ": it had been removed" } else { ", and this run removes nothing" };
+                    let note = format!("  {:.1}% of them found nothing{why}", missed * 100.0);
                     progress.suspend(|| reporter.note(&note))?;
                 }
             }

@@ -21,6 +21,11 @@ impl Totals {
         Self { total: Outcomes::default(), may_miss }
     }
 
+    /// Whether the run itself may have removed what it misses.
+    pub(crate) fn may_miss(&self) -> bool {
+        self.may_miss
+    }
+
     /// Enters what all workers did in one phase. A bulk load counts as that many inserts.
     pub(crate) fn enter(&mut self, phase: &Outcomes) {
         self.total += *phase;

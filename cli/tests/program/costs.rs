@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::{PROGRAM, Server, bench, named, number, table_of};
+use crate::{Cluster, PROGRAM, Server, bench, bench_with_input, farlink, named, number, table_of};
 
 #[test]
 fn a_lookup_costs_one_read_a_level() {
@@ -157,4 +157,25 @@ fn a_mix_that_removes_says_what_it_missed() {
     assert!(said.out.contains("% of them found nothing: it had been removed"), "{}", said.out);
     let rows = bench("--json --keys 1000 --read 50 --remove 50 --ops 4000").must_hold().json();
     assert!((0.1..0.99).contains(&number(named(&rows, "read50-remove50")[0], "missed_per_op")));
+}
+
+/// Others have removed it, or it is lost: this run cannot know.
+#[test]
+fn a_run_that_removes_nothing_does_not_say_that_what_it_misses_was_removed() {
+    let cluster = Cluster::start();
+    let at = cluster.at();
+    let keys: Vec<String> = (1..=3000).map(|key| format!("{key}\n")).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("keys");
+    std::fs::write(&file, keys.concat()).unwrap();
+    let lookups = ["bench", "--connect", &at, "--keys-file", file.to_str().unwrap(), "--mix", "c"];
+    let lookups = [&lookups[..], &["--distribution", "uniform", "--ops", "10000"]].concat();
+    farlink(&lookups).must_hold();
+    // None of those that are looked up before the run begins.
+    let gone: Vec<String> = (502..592).step_by(3).map(|key| format!("del {key}\n")).collect();
+    bench_with_input(&["--connect", &at, "--trace", "-"], &gone.concat()).must_hold();
+    let said = farlink(&lookups);
+    let note = "% of them found nothing, and this run removes nothing";
+    assert!(said.out.contains(note) && !said.out.contains("had been removed"), "{}\n{}", said.out, said.errors);
+    said.must_fail_with(&["keys-present"]);
 }
