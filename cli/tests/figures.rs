@@ -360,7 +360,7 @@ fn the_size_of_the_smallest_cache_is_told() {
     }
 }
 
-/// With others nothing was measured that they could be compared with.
+/// With others nothing was measured that they could be compared with. Of inserts as many are made as were asked for.
 #[test]
 fn the_numbers_of_the_paper_stand_beside_its_own_skew_alone() {
     let small = "--keys 20000 --theta 0.5 --warm-up-ops 200";
@@ -373,6 +373,8 @@ fn the_numbers_of_the_paper_stand_beside_its_own_skew_alone() {
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let (check, rows) = lines.split_last().unwrap();
     assert!(ok && check["name"] == "btree", "{text}");
+    let inserting: Vec<&Value> = rows.iter().filter(|row| row["mix"] == "insert-intensive").collect();
+    assert!(inserting.len() == 5 && inserting.iter().all(|row| number(row, "ops") == 21000.0), "{inserting:?}");
     assert!(rows.iter().all(|row| row["source"] == "measured" || row["source"] == "computed"), "{rows:?}");
 }
 
@@ -398,6 +400,9 @@ fn impossible_numbers_are_errors() {
         ("dex-repartition --slot 1ns", "give a longer --slot"),
         ("rtree-map /tmp/x.svg --rects-file /nowhere/r", "cannot read the rectangles file /nowhere/r"),
         ("rtree-map /tmp/x.svg --page-bytes 512", "page"),
+        ("rtree-map /tmp/x.svg --load bulk --insert-order rows", "an order of inserts: give --load insert"),
+        ("rtree-map /tmp/x.svg --load insert --fill 0.5", "--fill is for a bulk load"),
+        ("rtree-map /tmp/x.svg --insert-order rows --fill 0.5", "--fill is for a bulk load"),
         ("rtree-map", "FILE.svg"),
         ("rtree --rects 10", "from 1000 to 100M"),
         ("rtree --window 0", "0 is not in 1..=4096"),

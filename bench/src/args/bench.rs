@@ -113,9 +113,9 @@ pub(crate) struct BenchArgs {
     /// In which order rectangles are inserted, with --load insert, which this implies (random).
     #[arg(long, value_enum)]
     pub(crate) insert_order: Option<InsertOrder>,
-    /// How full a bulk load makes each page, from 0.1 to 1.
-    #[arg(long, default_value_t = 0.9, value_parser = parse_fill)]
-    pub(crate) fill: f64,
+    /// How full a bulk load makes each page, from 0.1 to 1 (0.9).
+    #[arg(long, value_parser = parse_fill)]
+    pub(crate) fill: Option<f64>,
     /// How operations of an ordered map choose among the loaded keys.
     #[arg(long, value_enum, default_value = "zipf")]
     pub(crate) distribution: DistributionChoice,

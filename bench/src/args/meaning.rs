@@ -17,9 +17,25 @@ use crate::subject::{AccessMode, Distribution, InsertOrder, Setting};
 const SECONDS_DEFAULT: Duration = Duration::from_secs(3);
 const KEYS_DEFAULT: u64 = 1_000_000;
 const THETA_DEFAULT: f64 = 0.99;
+const FILL_DEFAULT: f64 = 0.9;
 
 /// A key and its value.
 const ENTRY_BYTES: f64 = 16.0;
+
+/// Refuses an order of inserts beside a bulk load.
+pub(crate) fn require_order_of_inserts(load: Option<LoadChoice>, order: Option<InsertOrder>) -> anyhow::Result<()> {
+    ensure!(
+        order.is_none() || load != Some(LoadChoice::Bulk),
+        "--insert-order is an order of inserts: give --load insert, or leave one of them out"
+    );
+    Ok(())
+}
+
+/// How full a bulk load makes each page; `None` with inserts, which do not take it.
+pub(crate) fn fill_of(fill: Option<f64>, bulk_loads: bool) -> anyhow::Result<Option<f64>> {
+    ensure!(bulk_loads || fill.is_none(), "--fill is for a bulk load; this one inserts: leave --fill out");
+    Ok(bulk_loads.then_some(fill.unwrap_or(FILL_DEFAULT)))
+}
 
 impl BenchArgs {
     /// Whether keys are loaded: always for workloads, for a trace only if they were asked for.
@@ -55,10 +71,7 @@ impl BenchArgs {
             !(input(&self.keys_file) && input(&self.trace)),
             "--keys-file - and --trace - would both read standard input"
         );
-        ensure!(
-            self.insert_order.is_none() || self.load != Some(LoadChoice::Bulk),
-            "--insert-order is an order of inserts: give --load insert, or leave one of them out"
-        );
+        require_order_of_inserts(self.load, self.insert_order)?;
         ensure!(
             matches!(self.connect, Some(Address::Verbs(_))) || !self.verbs.is_given(),
             "--device, --gid-index and --secret-file go with --connect verbs://HOST:PORT"
@@ -73,6 +86,12 @@ impl BenchArgs {
             known.name()
         );
         ensure!(self.rounds == 0 || known.has_rounds(), "--rounds: a {} has none", known.name());
+        let bulk_loads = match self.load {
+            Some(LoadChoice::Insert) => false,
+            Some(LoadChoice::Bulk) if !known.bulk_loads() => bail!("--load bulk: a {} has no bulk load", known.name()),
+            Some(LoadChoice::Bulk) => true,
+            None => self.insert_order.is_none() && known.bulk_loads(),
+        };
         let policy = self.policy.unwrap_or(PolicyChoice::CostAware);
         let ships = self.access().is_divided() || (self.access().asks_a_policy() && policy != PolicyChoice::Never);
         Ok(Plan {
@@ -103,14 +122,7 @@ impl BenchArgs {
                 ..Setting::of_entries(self.keys.unwrap_or(KEYS_DEFAULT))
             },
             loaded: 0,
-            load: match self.load {
-                Some(LoadChoice::Insert) => Load::Insert,
-                Some(LoadChoice::Bulk) if !known.bulk_loads() => {
-                    bail!("--load bulk: a {} has no bulk load", known.name())
-                }
-                None if self.insert_order.is_some() || !known.bulk_loads() => Load::Insert,
-                Some(LoadChoice::Bulk) | None => Load::Bulk { fill: self.fill },
-            },
+            load: fill_of(self.fill, bulk_loads)?.map_or(Load::Insert, |fill| Load::Bulk { fill }),
             workloads: self.workloads(known)?,
             has_distribution: known.has_distribution(),
             page_bytes: self.page_bytes.unwrap_or(known.page_bytes()),
@@ -346,6 +358,9 @@ mod tests {
             ("--keys 5 --rects-file r", "cannot be used with"),
             ("--rects-file r --keys-file k", "cannot be used with"),
             ("--load bulk --insert-order rows", "an order of inserts: give --load insert"),
+            ("--load insert --fill 0.5", "--fill is for a bulk load"),
+            ("--structure rtree --insert-order rows --fill 0.5", "--fill is for a bulk load"),
+            ("--structure skiplist --fill 0.5", "--fill is for a bulk load"),
             ("--insert-order sideways", "[possible values: random, given, rows]"),
             ("--placement some", "subtrees:LEVEL"),
             ("--keys-file - --trace -", "both read standard input"),

@@ -356,15 +356,15 @@ pub(crate) struct RtreeMapArgs {
     /// Rectangles from this file instead (`-`: standard input), as in a bench.
     #[arg(long, value_name = "FILE")]
     pub(crate) rects_file: Option<PathBuf>,
-    /// How they get into the tree.
-    #[arg(long, value_enum, default_value = "bulk")]
-    pub(crate) load: LoadChoice,
+    /// How they get into the tree: bulk, unless an order of inserts is given.
+    #[arg(long, value_enum)]
+    pub(crate) load: Option<LoadChoice>,
     /// In which order they are inserted, with --load insert, which this implies (random).
     #[arg(long, value_enum)]
     pub(crate) insert_order: Option<InsertOrder>,
-    /// How full a bulk load makes each page, from 0.1 to 1.
-    #[arg(long, default_value_t = 0.9, value_parser = parse_fill)]
-    pub(crate) fill: f64,
+    /// How full a bulk load makes each page, from 0.1 to 1 (0.9).
+    #[arg(long, value_parser = parse_fill)]
+    pub(crate) fill: Option<f64>,
     /// Bytes of a page: a power of two from 1024 to 16384.
     #[arg(long, value_name = "SIZE", default_value = "1024", value_parser = parse_page_bytes)]
     pub(crate) page_bytes: u32,

@@ -18,6 +18,7 @@ use farlink_structures::rtree::{RTree, RTreeOptions, Rect, Tree};
 use super::args::RtreeMapArgs;
 use super::plot;
 use super::test_bed::TestBed;
+use crate::args::{fill_of, require_order_of_inserts};
 use crate::cluster_view;
 use crate::input::InputFile;
 use crate::plan::LoadChoice;
@@ -54,6 +55,9 @@ const COLOURS: [&str; 7] = ["#4d4d4d", "#0072b2", "#d55e00", "#009e73", "#cc79a7
 
 /// Loads a tree, writes the picture, and checks the tree.
 pub(crate) fn run(args: &RtreeMapArgs, out: impl Write) -> anyhow::Result<()> {
+    require_order_of_inserts(args.load, args.insert_order)?;
+    let inserts = args.load == Some(LoadChoice::Insert) || args.insert_order.is_some();
+    let fill = fill_of(args.fill, !inserts)?;
     let (rects_file, _spool) = match &args.rects_file {
         Some(path) => InputFile::take(path, "rectangles").map(|(file, spool)| (Some(file), spool))?,
         None => (None, None),
@@ -64,10 +68,8 @@ pub(crate) fn run(args: &RtreeMapArgs, out: impl Write) -> anyhow::Result<()> {
     let setting = Setting { rects_file, insert_order, seed: args.common.seed, ..Setting::of_entries(args.keys) };
     let data = <Tree>::data(&setting)?;
     let count = data.entries.len() as u64;
-    let inserts = args.load == LoadChoice::Insert || args.insert_order.is_some();
 
     let bed = TestBed::start(1, count * ENTRY_BYTES, MemOptions::default())?;
-    let fill = (!inserts).then_some(args.fill);
     load(&bed.join(args.common.seed)?, &data, args.page_bytes as usize, fill)?;
     // Another member looks at it: the one that has loaded it keeps pages in hand.
     let compute = bed.join(args.common.seed)?;

@@ -99,7 +99,7 @@ pub(crate) fn run(args: &Table2Args, out: impl Write) -> anyhow::Result<()> {
     }
     let mut progress = Progress::new(3 + (ways.len() * MIXES.len()) as u64, args.common.json);
     let optimum = progress.step("optimum", || Optimum::new(&key_set, &shape(keys)).with_frames(cache.frames()));
-    let inserting_ops = args.ops.unwrap_or(keys / KEYS_PER_INSERTING_OP).min(keys);
+    let inserting_ops = args.ops.unwrap_or(keys / KEYS_PER_INSERTING_OP);
     let more = inserting_ops * ways.len() as u64;
     let loaded = progress.step("load", || Loaded::load(&key_set, args.memory_servers, more))?;
     let mut run = 0;
