@@ -2,6 +2,7 @@
 //! workers take turns. Every answer is checked. Operations are drawn in parts with the clock stopped, so that a run of any
 //! length needs no memory for them and drawing is not timed.
 
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -58,10 +59,11 @@ impl Load<'_> {
             if self.on_one_core {
                 stay_on_core(0);
             }
-            let warm = self.warm_up(bed, server);
-            failed.fetch_or(warm.is_err(), Ordering::Relaxed);
+            // Others wait for this one, however it ends.
+            let warm = panic::catch_unwind(AssertUnwindSafe(|| self.warm_up(bed, server)));
+            failed.fetch_or(!matches!(warm, Ok(Ok(_))), Ordering::Relaxed);
             barrier.wait();
-            let (_compute, clients) = warm?;
+            let (_compute, clients) = warm.unwrap_or_else(|panic| panic::resume_unwind(panic))?;
             if failed.load(Ordering::Relaxed) {
                 return Ok(Default::default());
             }
@@ -73,7 +75,7 @@ impl Load<'_> {
         let all = thread::scope(|scope| {
             let threads: Vec<_> = (0..self.compute_servers).map(|server| scope.spawn(move || run(server))).collect();
             let join = |thread: thread::ScopedJoinHandle<'_, _>| {
-                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
             };
             threads.into_iter().map(join).collect::<Vec<_>>()
         });
@@ -137,5 +139,43 @@ impl Iterator for InParts {
             self.drawing += start.elapsed();
             self.part.next()
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, mpsc};
+
+    use farlink_runtime::{fabric::mem::MemOptions, one_sided::Proof};
+    use farlink_structures::btree::BTreeOptions;
+
+    use super::*;
+    use crate::figure::key_set::{FILL, KeySet, READ_ONLY};
+    use crate::subject::AccessMode;
+
+    #[test]
+    fn a_panic_of_one_compute_server_ends_the_others() {
+        let key_set = Arc::new(KeySet::new(1000, 0.0, 2, 1).unwrap());
+        let (told, over) = mpsc::channel();
+        thread::spawn(move || {
+            let bed = TestBed::start(1, 1 << 20, MemOptions::default()).unwrap();
+            let tree = bed.load("figure", BTreeOptions::default(), key_set.entries(), FILL).unwrap();
+            let load = Load {
+                compute_servers: 2,
+                workers: 1,
+                in_flight: 1,
+                route: &|_| Ok(Route::new(AccessMode::OneSided, tree.clone(), Proof::Checksum)),
+                operations: &|Lot { server, .. }| {
+                    assert!(server == 0, "the warm-up of the second one");
+                    Box::new(key_set.operations(server, 10, READ_ONLY, 1, 0))
+                },
+                limits: [None; 2],
+                on_one_core: false,
+                seed: 1,
+            };
+            let ended = panic::catch_unwind(AssertUnwindSafe(|| load.run(&bed, "figure")));
+            told.send(ended.is_err()).unwrap();
+        });
+        assert_eq!(over.recv_timeout(Duration::from_secs(60)), Ok(true));
     }
 }
