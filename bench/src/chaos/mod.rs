@@ -317,7 +317,7 @@ impl<'a> Run<'a> {
             }
             Said::Lost { task } => {
                 self.outcome.lost += 1;
-                self.model.fail(process, task);
+                self.model.lost(process, task);
             }
             Said::Failed { task, why } => {
                 self.outcome.failed += 1;

@@ -12,8 +12,8 @@ struct Key {
     also: Vec<Option<u64>>,
     /// What it was since its owner's last flush, where that counts.
     unflushed: Vec<Option<u64>>,
-    /// What it may be at any later time: operations were cut off that their process had perhaps sent to a memory server, which may carry them
-    /// out after operations that began later.
+    /// What it may be at any later time, once: operations were cut off that their process had perhaps sent to a memory server or an owner,
+    /// which may carry them out after operations that began later.
     late: Vec<Option<u64>>,
     process: usize,
 }
@@ -25,7 +25,7 @@ pub(super) struct Model {
     under_way: HashMap<(usize, u32), (u64, Change)>,
     /// Whether what was not flushed is lost with its process.
     writes_back: bool,
-    /// Whether memory servers carry out whole operations.
+    /// Whether memory servers or owners carry out operations of others.
     sends: bool,
 }
 
@@ -45,6 +45,13 @@ impl Model {
         let problem = self.found(key, seen);
         let state = self.keys.entry(key).or_default();
         let after = change.of(seen);
+        // What came late has come now, and does not come again.
+        if seen != state.last
+            && !state.also.contains(&seen)
+            && let Some(come) = state.late.iter().position(|late| *late == seen)
+        {
+            state.late.swap_remove(come);
+        }
         state.also.clear();
         if self.writes_back {
             state.unflushed.extend([seen, after]);
@@ -53,13 +60,22 @@ impl Model {
         problem
     }
 
-    /// The operation of this task has failed: it may have taken effect.
+    /// The operation of this task has failed: it may have taken effect, or takes it later where somebody else was to carry it out.
     pub(super) fn fail(&mut self, process: usize, task: u32) {
+        self.cut_off(process, task, self.sends);
+    }
+
+    /// The operation of this task was lost with the owner that was to carry it out: it has taken effect or never does.
+    pub(super) fn lost(&mut self, process: usize, task: u32) {
+        self.cut_off(process, task, false);
+    }
+
+    fn cut_off(&mut self, process: usize, task: u32, may_come_late: bool) {
         let Some((key, change)) = self.under_way.remove(&(process, task)) else { return };
         let state = self.keys.entry(key).or_default();
-        state.also.push(change.of(state.last));
-        if self.sends && change != Change::Nothing {
-            state.late.push(change.of(None));
+        if change != Change::Nothing {
+            let may_be = if may_come_late { &mut state.late } else { &mut state.also };
+            may_be.push(change.of(None));
         }
     }
 
@@ -89,7 +105,7 @@ impl Model {
                 "key {key} has {}, where {} was acknowledged ({} others would do)",
                 shown(seen),
                 shown(last),
-                also.len()
+                also.len() + late.len()
             )
         })
     }
@@ -144,6 +160,30 @@ mod tests {
             assert_eq!(put(&mut model, 3, Some(1)), None);
             assert_eq!(model.found(7, Some(2)).is_none(), sends);
             assert!(model.found(7, Some(1)).is_some() && model.found(7, None).is_some());
+        }
+    }
+
+    #[test]
+    fn what_was_lost_with_an_owner_does_not_come_late() {
+        let mut model = Model::new(false, true);
+        put(&mut model, 1, None);
+        model.begin(0, 0, 7, Change::Put(2));
+        model.lost(0, 0);
+        assert!([1, 2].iter().all(|&value| model.found(7, Some(value)).is_none()));
+        assert_eq!(put(&mut model, 3, Some(1)), None);
+        assert!(model.found(7, Some(2)).is_some());
+    }
+
+    #[test]
+    fn what_came_late_does_not_come_again() {
+        for (change, late) in [(Change::Put(2), Some(2)), (Change::Remove, None)] {
+            let mut model = Model::new(false, true);
+            put(&mut model, 1, None);
+            model.begin(0, 0, 7, change);
+            model.killed(0);
+            assert_eq!(put(&mut model, 3, Some(1)), None);
+            assert_eq!(put(&mut model, 4, late), None);
+            assert!(model.found(7, late).is_some());
         }
     }
 }
