@@ -2,13 +2,14 @@
 //!
 //! It lies in `/dev/shm` where that exists (memory, not a disk), else in the system's folder for temporary files. It is
 //! removed when the run ends. Against SIGKILL nothing helps at once; so every folder holds a lock file that its run keeps
-//! locked, and the next run removes the folders whose lock is free. A lock, unlike a process id in a name, means the same thing
+//! locked, and the next run of the same user removes the folders whose lock is free. A lock, unlike a process id in a name, means the same thing
 //! in every container that shares `/dev/shm`. The lock file goes last, so that a removal that was cut off is gone on with; a folder
 //! that has none, because its run was killed before it had made one, is removed once it is a minute old.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -95,10 +96,14 @@ fn is_abandoned(folder: &Path) -> bool {
 /// Removes folders whose run is gone. Errors do not matter: what cannot be removed now may be removed next time.
 fn remove_abandoned(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };
-    let ours =
-        |path: &PathBuf| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(PREFIX));
-    for path in entries.flatten().map(|entry| entry.path()).filter(ours) {
-        if is_abandoned(&path) {
+    // SAFETY: it has no preconditions and touches no memory.
+    let user = unsafe { libc::geteuid() };
+    for entry in entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(PREFIX)) {
+        // Anybody can put names there. The metadata are a symbolic link's own: what it leads to is nobody's to remove, and what is in another
+        // user's folder may be anything.
+        let is_ours = entry.metadata().is_ok_and(|found| found.is_dir() && found.uid() == user);
+        let path = entry.path();
+        if is_ours && is_abandoned(&path) {
             Scratch::remove(&path);
         }
     }
@@ -156,6 +161,23 @@ mod tests {
         let _scratch = Scratch::inside(parent.path()).unwrap();
         let all = [old, new, locked, unlocked].map(|folder| folder.exists());
         assert_eq!(all, [false, true, true, true]);
+    }
+
+    #[test]
+    fn what_is_no_folder_of_this_user_stays() {
+        let parent = tempfile::tempdir().unwrap();
+        let target = tempfile::tempdir().unwrap();
+        fs::write(target.path().join("precious"), b"x").unwrap();
+        File::open(target.path()).unwrap().set_modified(SystemTime::now() - UNLOCKED_MAX * 2).unwrap();
+        std::os::unix::fs::symlink(target.path(), parent.path().join(format!("{PREFIX}link"))).unwrap();
+        let foreign = parent.path().join(format!("{PREFIX}foreign"));
+        fs::create_dir(&foreign).unwrap();
+        fs::write(foreign.join(LOCK_NAME), b"").unwrap();
+        // Only root can give a folder away.
+        let is_given = std::os::unix::fs::chown(&foreign, Some(12_345), None).is_ok();
+        let _scratch = Scratch::inside(parent.path()).unwrap();
+        assert!(target.path().join("precious").exists());
+        assert_eq!(foreign.exists(), is_given);
     }
 
     #[test]
