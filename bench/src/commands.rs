@@ -5,7 +5,7 @@ use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
-use farlink_children::Scratch;
+use farlink_children::{Scratch, say};
 use farlink_runtime::catalog;
 use farlink_runtime::fabric::mem::MemOptions;
 use farlink_runtime::server::{MemoryServer, ServeOptions};
@@ -216,7 +216,7 @@ pub(crate) fn bench(programs: Programs<'_>, args: &BenchArgs) -> anyhow::Result<
     (plan.setting.keys_file, plan.setting.rects_file) = (keys.0, rects.0);
     let data = known.data(&plan.setting)?;
     if let Some(remark) = data.remark() {
-        eprintln!("farlink: {remark}");
+        say(format_args!("farlink: {remark}"));
     }
     let loads = args.loads_keys();
     plan.loaded = if loads { data.entries() } else { 0 };

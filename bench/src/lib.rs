@@ -108,7 +108,7 @@ pub fn main(programs: &[Program]) -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("farlink: {error:#}");
+            farlink_children::say(format_args!("farlink: {error:#}"));
             signals::stopped().map_or(ExitCode::FAILURE, |signal| ExitCode::from(signals::status(signal)))
         }
     }
@@ -118,6 +118,8 @@ pub fn main(programs: &[Program]) -> ExitCode {
 fn log_to_stderr() {
     let asked = std::env::var("RUST_LOG").ok().and_then(|text| text.parse::<Targets>().ok());
     let filter = asked.unwrap_or_else(|| Targets::new().with_default(LevelFilter::WARN));
-    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_filter(filter);
+    // Its own errors go nowhere: to say them it would panic where standard error is gone.
+    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).log_internal_errors(false);
+    let layer = layer.with_filter(filter);
     tracing_subscriber::registry().with(layer).init();
 }

@@ -4,6 +4,7 @@
 use std::io::IsTerminal as _;
 use std::time::Duration;
 
+use farlink_children::say;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::units::show_count;
@@ -40,7 +41,7 @@ impl Progress {
     pub(crate) fn begin(&mut self, step: &str) {
         match self {
             Self::Bar(bar) => bar.set_message(step.to_owned()),
-            Self::Lines { done, steps } => eprintln!("farlink: step {} of {steps}: {step}", *done + 1),
+            Self::Lines { done, steps } => say(format_args!("farlink: step {} of {steps}: {step}", *done + 1)),
             Self::Silent => {}
         }
     }

@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use anyhow::Context as _;
-use farlink_children::Scratch;
+use farlink_children::{Scratch, say};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
@@ -24,10 +24,10 @@ pub(crate) fn watch() -> anyhow::Result<()> {
         for signal in signals.forever() {
             let is_second = STOPPED.swap(signal, Ordering::SeqCst) != 0;
             if is_second || !WAITING.load(Ordering::SeqCst) {
-                eprintln!("farlink: stopped by {}", name(signal));
+                say(format_args!("farlink: stopped by {}", name(signal)));
                 exit(signal);
             }
-            eprintln!("farlink: {}: compute processes finish what they do", name(signal));
+            say(format_args!("farlink: {}: compute processes finish what they do", name(signal)));
         }
     };
     thread::Builder::new().name("signals".to_owned()).spawn(watch).context("cannot start the signal thread")?;

@@ -40,6 +40,11 @@ pub fn end_all() {
     std::mem::forget(running);
 }
 
+/// Writes a line to standard error, whole. Where that is gone nothing happens: `eprintln!` would panic, in a thread that has more to do.
+pub fn say(line: std::fmt::Arguments<'_>) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
 /// Waits until a child has ended, and leaves it to be waited for.
 fn await_end(child: u32) {
     loop {
@@ -95,7 +100,7 @@ impl Child {
                 let mut lines = BufReader::new(errors);
                 let mut line = Vec::new();
                 while lines.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
-                    eprintln!("{prefix}: {}", String::from_utf8_lossy(line.trim_ascii_end()));
+                    say(format_args!("{prefix}: {}", String::from_utf8_lossy(line.trim_ascii_end())));
                     line.clear();
                 }
             })

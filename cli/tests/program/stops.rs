@@ -2,8 +2,12 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use crate::{PROGRAM, Said, Server, children_of, farlink};
+
+/// How often it is looked whether something has come about.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 #[test]
 fn a_stopped_bench_leaves_a_sound_tree() {
@@ -47,6 +51,41 @@ fn a_stopped_trace_ends_after_an_operation() {
     farlink(&["check", "--connect", at]).must_hold();
 }
 
+/// As under `2>&1 | head`: whoever read it has gone.
+#[test]
+fn who_cannot_say_that_it_stops_stops_all_the_same() {
+    let chaos = Command::new(PROGRAM)
+        .args(["chaos", "--kills", "1000000", "--keys", "300", "--json"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut chaos = Server(chaos);
+    drop(chaos.0.stderr.take());
+    let works = |child: &u32| {
+        std::fs::read(format!("/proc/{child}/cmdline"))
+            .is_ok_and(|words| words.split(|byte| *byte == 0).any(|word| word == b"chaos-process"))
+    };
+    while !children_of(chaos.0.id()).iter().any(works) {
+        std::thread::sleep(LOOK_EVERY);
+    }
+    chaos.signal(libc::SIGTERM);
+    assert_eq!(status_of(chaos), Some(128 + libc::SIGTERM));
+}
+
+/// The exit status, which must come soon.
+fn status_of(mut program: Server) -> Option<i32> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(status) = program.0.try_wait().unwrap() {
+            return status.code();
+        }
+        assert!(Instant::now() < deadline, "it goes on");
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
 fn check_of_a_stopped_bench(access: &str, mix: &str, signal: libc::c_int) -> Said {
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("cluster");
@@ -63,7 +102,7 @@ fn check_of_a_stopped_bench(access: &str, mix: &str, signal: libc::c_int) -> Sai
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let runs = |line: String| line.contains("step 2 of 3: ") && !line.contains("preparing");
     assert!(lines.any(|line| runs(line.unwrap())));
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    std::thread::sleep(Duration::from_millis(300));
     if signal == libc::SIGHUP {
         for process in children_of(child.id()) {
             // SAFETY: kill touches no memory. The bench waits for its processes only once they are told to end.
