@@ -239,10 +239,15 @@ impl Child {
     /// Kills the child (SIGKILL), waits until it is gone, and returns the lines that it has written and nobody has received.
     ///
     /// # Errors
-    /// If the system refuses.
+    /// If it has ended by itself before, or the system refuses.
     pub fn kill_and_drain(mut self) -> anyhow::Result<Vec<String>> {
         self.signal(libc::SIGKILL);
-        self.wait()?;
+        let status = self.wait()?;
+        ensure!(
+            status.signal() == Some(libc::SIGKILL),
+            "{} ended early with {status}; what it said is above",
+            self.name
+        );
         // The thread that reads ends with the pipe.
         Ok(self.lines().iter().collect())
     }

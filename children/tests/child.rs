@@ -78,6 +78,18 @@ fn no_child_outlives_the_thread_that_started_it() {
 }
 
 #[test]
+fn who_has_ended_by_itself_was_not_killed() {
+    let mut child = shell("exit 3");
+    assert!(child.ends_within(LIMIT.unwrap()));
+    let error = child.kill_and_drain().unwrap_err().to_string();
+    assert!(error.contains("the shell ended early") && error.contains("exit status: 3"), "{error}");
+    let mut child = shell("echo one; echo two; echo three; exec sleep 1000");
+    assert_eq!(child.receive(LIMIT).unwrap(), "one");
+    assert_eq!(child.receive(LIMIT).unwrap(), "two");
+    child.kill_and_drain().unwrap();
+}
+
+#[test]
 fn a_killed_child_is_gone() {
     let mut child = shell("trap '' TERM; echo $$; while :; do sleep 0.01; done");
     let pid = child.receive(LIMIT).unwrap();
