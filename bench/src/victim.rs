@@ -3,8 +3,8 @@
 //! ```text
 //! b TASK KEY put VALUE | b TASK KEY del | b TASK KEY get      an operation begins
 //! e TASK VALUE|- NANOSECONDS NANOSECONDS                      it has ended, saw this, took so long, and so much of that without a core
-//! l TASK WHY                                                  the owner that it was sent to was lost with it
-//! x TASK WHY                                                  it has failed
+//! l TASK NANOSECONDS NANOSECONDS WHY                          the owner that it was sent to was lost with it, after so long
+//! x TASK NANOSECONDS NANOSECONDS WHY                          it has failed, after so long
 //! f                                                           all is flushed
 //! idle                                                        it has stopped
 //! end
@@ -106,8 +106,8 @@ pub(crate) struct Took {
 pub(crate) enum Said {
     Begins { task: u32, key: u64, change: Change },
     Ends { task: u32, seen: Option<u64>, took: Took },
-    Lost { task: u32 },
-    Failed { task: u32, why: String },
+    Lost { task: u32, took: Took },
+    Failed { task: u32, took: Took, why: String },
     Flushed,
 }
 
@@ -121,16 +121,20 @@ impl Said {
         }
         let (task, rest) = (word()?.parse()?, word()?);
         let parts: Vec<&str> = rest.split(' ').collect();
+        let took =
+            |ns: &str, coreless_ns: &str| anyhow::Ok(Took { ns: ns.parse()?, coreless_ns: coreless_ns.parse()? });
         Ok(match (kind, parts.as_slice()) {
             ("b", [key, "put", value]) => Self::Begins { task, key: key.parse()?, change: Change::Put(value.parse()?) },
             ("b", [key, "del"]) => Self::Begins { task, key: key.parse()?, change: Change::Remove },
             ("b", [key, "get"]) => Self::Begins { task, key: key.parse()?, change: Change::Nothing },
             ("e", [seen, ns, coreless_ns]) => {
-                let took = Took { ns: ns.parse()?, coreless_ns: coreless_ns.parse()? };
-                Self::Ends { task, seen: (*seen != "-").then(|| seen.parse()).transpose()?, took }
+                let seen = (*seen != "-").then(|| seen.parse()).transpose()?;
+                Self::Ends { task, seen, took: took(ns, coreless_ns)? }
             }
-            ("l", _) => Self::Lost { task },
-            ("x", _) => Self::Failed { task, why: rest.to_owned() },
+            ("l", [ns, coreless_ns, ..]) => Self::Lost { task, took: took(ns, coreless_ns)? },
+            ("x", [ns, coreless_ns, why @ ..]) => {
+                Self::Failed { task, took: took(ns, coreless_ns)?, why: why.join(" ") }
+            }
             _ => anyhow::bail!("not a line of a process"),
         })
     }
@@ -241,15 +245,16 @@ impl<S: Subject> Worker<'_, S> {
             let value = value.map_or_else(String::new, |value| format!(" {value}"));
             say(&format!("b {task} {key} {}{value}", operation.unwrap_or_default()))?;
             let (begun, coreless_ns) = (Instant::now(), self.coreless.ns());
-            match self.access.answer(request).await {
+            let answered = self.access.answer(request).await;
+            let (ns, coreless_ns) = (begun.elapsed().as_nanos(), self.coreless.ns() - coreless_ns);
+            match answered {
                 Ok(answer) => {
                     let seen = change.seen(&answer).map_or_else(|| "-".to_owned(), |value| value.to_string());
-                    let (ns, coreless_ns) = (begun.elapsed().as_nanos(), self.coreless.ns() - coreless_ns);
                     say(&format!("e {task} {seen} {ns} {coreless_ns}"))?;
                 }
                 Err(error) => {
                     let kind = if matches!(error, Error::OwnerLost { .. }) { 'l' } else { 'x' };
-                    say(&format!("{kind} {task} {}", error.to_string().replace('\n', " ")))?;
+                    say(&format!("{kind} {task} {ns} {coreless_ns} {}", error.to_string().replace('\n', " ")))?;
                 }
             }
         }
@@ -269,8 +274,8 @@ mod tests {
         let took = Took { ns: 55, coreless_ns: 9 };
         assert_eq!(parse("e 3 - 55 9"), Some(Said::Ends { task: 3, seen: None, took }));
         assert_eq!(parse("e 3 8 55 9"), Some(Said::Ends { task: 3, seen: Some(8), took }));
-        assert_eq!(parse("l 3 gone"), Some(Said::Lost { task: 3 }));
-        assert_eq!(parse("x 3 page 1 is bad"), Some(Said::Failed { task: 3, why: "page 1 is bad".into() }));
+        assert_eq!(parse("l 3 55 9 gone"), Some(Said::Lost { task: 3, took }));
+        assert_eq!(parse("x 3 55 9 page 1 is bad"), Some(Said::Failed { task: 3, took, why: "page 1 is bad".into() }));
         assert_eq!(parse("f"), Some(Said::Flushed));
         assert!(["", "b 3", "b 3 7 put", "e 3 - 1", "e x - 1 1", "q 1 2"].iter().all(|line| parse(line).is_none()));
     }

@@ -2,13 +2,14 @@
 //!
 //! This test is such a program: with a command it does what `farlink` does with it, without one it runs its tests.
 
+use std::fs::File;
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farlink_bench::{GoOn, Job, Outcomes, Setting, Subject, WorkerId, plugin};
+use farlink_bench::{Answer, GoOn, Job, Outcomes, Setting, Subject, WorkerId, plugin};
 use farlink_runtime::access::*;
 use farlink_runtime::error::Error;
 use farlink_runtime::operation::{Run, retry};
@@ -142,7 +143,24 @@ impl Subject for Sums {
         run.execute(&request).await?;
         Ok(Outcomes { ops: 1, inserted: 1, ..Outcomes::default() })
     }
+
+    fn parse(_line: &str) -> anyhow::Result<Add> {
+        Ok(Add { sum: 0, by: 1 })
+    }
+
+    async fn answer<R: Run<Plugin = Self>>(run: &R, request: Add) -> Result<Answer, Error> {
+        run.execute(&request).await?;
+        if let Some(stuck) = std::env::var_os(STUCK).map(|path| File::create(path).unwrap())
+            && stuck.try_lock().is_ok()
+        {
+            std::future::pending::<()>().await;
+        }
+        Ok(Answer { line: String::new(), fields: Vec::new() })
+    }
 }
+
+/// Names a file. Whoever has it locked is stuck in an operation: some process or other, as soon as it gets there.
+const STUCK: &str = "STUCK";
 
 /// Nothing that is tested takes longer.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -294,6 +312,14 @@ fn a_killed_memory_server_ends_the_bench() {
     }
 }
 
+/// Others go on meanwhile, and it may be killed before anybody can say that it is stuck: then another one is.
+fn a_chaos_sees_who_is_stuck() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut chaos = program("chaos --kills 1000000 --keys 256 --silence 1s --json");
+    let (ok, said) = end(chaos.env(STUCK, folder.path().join("stuck")).spawn().unwrap());
+    assert!(!ok && said.contains("said nothing for 1 seconds: it is stuck"), "{said}");
+}
+
 fn main() -> ExitCode {
     let command = std::env::args().nth(1);
     if command.is_some_and(|command| !command.starts_with('-')) {
@@ -302,12 +328,13 @@ fn main() -> ExitCode {
             None => farlink_bench::main(&[plugin::<Sums>()]),
         };
     }
-    let tests: [(&str, fn()); 5] = [
+    let tests: [(&str, fn()); 6] = [
         ("every_access_mode_works_for_what_is_no_map", every_access_mode_works_for_what_is_no_map),
         ("a_cluster_can_hold_what_a_program_does_not_know", a_cluster_can_hold_what_a_program_does_not_know),
         ("a_panic_ends_the_bench", a_panic_ends_the_bench),
         ("a_killed_compute_process_ends_the_bench", a_killed_compute_process_ends_the_bench),
         ("a_killed_memory_server_ends_the_bench", a_killed_memory_server_ends_the_bench),
+        ("a_chaos_sees_who_is_stuck", a_chaos_sees_who_is_stuck),
     ];
     for (name, test) in tests {
         test();

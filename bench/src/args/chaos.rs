@@ -1,5 +1,7 @@
 //! The options of a chaos, and the bench that they mean.
 
+use std::time::Duration;
+
 use anyhow::{bail, ensure};
 use clap::{Args, Parser as _, value_parser};
 use farlink_offload::Durability;
@@ -8,6 +10,7 @@ use super::{BenchArgs, Cli, Command};
 use crate::plan::Plan;
 use crate::program::Kind;
 use crate::subject::AccessMode;
+use crate::units::parse_duration;
 
 #[derive(Debug, Args)]
 pub(crate) struct ChaosArgs {
@@ -32,6 +35,9 @@ pub(crate) struct ChaosArgs {
     /// Keys of each process.
     #[arg(long, default_value_t = 2000, value_parser = value_parser!(u32).range(256..))]
     pub(crate) keys: u32,
+    /// A process that says nothing for so long is stuck, and the run has failed.
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
+    pub(crate) silence: Duration,
     /// Decides who is killed and what is done, but not how fast each process is.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,

@@ -29,7 +29,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail};
 use farlink_children::Child;
 use farlink_offload::Durability;
 use farlink_runtime::report::Report;
@@ -55,8 +55,8 @@ const ANSWERS_MAX: u64 = 2000;
 const STOP_MS: std::ops::Range<u64> = 20..200;
 /// One blow in so many only stops a process for a while.
 const STOPS_ONE_IN: u32 = 5;
-/// A process that says nothing for so long is stuck.
-const SILENCE_MAX: Duration = Duration::from_secs(60);
+/// Of every second life of a process, nobody is killed who has said nothing for so long: who is stuck would die before it is noticed.
+const QUIET_MAX: Duration = Duration::from_millis(100);
 /// What memory may differ by, of what the load takes.
 const MEMORY_SHARE: f64 = 0.02;
 /// Keys of which no more is told.
@@ -73,6 +73,8 @@ struct Outcome {
     kills: u64,
     stops: u64,
     longest: Took,
+    /// The longest that an operation had taken which a kill cut off.
+    longest_cut_off: Duration,
     /// How long it took until a killed process was gone: its operations' askers wait for that, too.
     longest_death: Duration,
     failed: u64,
@@ -181,6 +183,10 @@ struct Run<'a> {
     children: Vec<Child>,
     /// Of each process: how many of its number there were before.
     lives: Vec<u64>,
+    /// When each process has said something, or was started.
+    heard: Vec<Instant>,
+    /// Since when operations are under way, by process and task.
+    begun: HashMap<(usize, u32), Instant>,
     model: Model,
     outcome: Outcome,
 }
@@ -190,10 +196,11 @@ impl<'a> Run<'a> {
         let owns = matches!(plan.access, AccessMode::Cached | AccessMode::Engine);
         let writes_back = owns && plan.durability == Durability::WriteBack;
         let sends = matches!(plan.access, AccessMode::Coarse | AccessMode::Adaptive) || plan.has_owners();
-        let lives = vec![0; plan.processes as usize];
+        let (lives, heard) = (vec![0; plan.processes as usize], vec![Instant::now(); plan.processes as usize]);
         let (rng, model) = (StdRng::seed_from_u64(args.seed), Model::new(writes_back, sends));
         let (children, outcome) = (Vec::new(), Outcome::default());
-        let mut run = Self { plan, place, args, rng, children, lives, model, outcome };
+        let begun = HashMap::new();
+        let mut run = Self { plan, place, args, rng, children, lives, heard, begun, model, outcome };
         for process in 0..plan.processes as usize {
             let child = run.start(process)?;
             run.children.push(child);
@@ -215,12 +222,13 @@ impl<'a> Run<'a> {
             is_first: process == 0 && self.lives[process] == 1,
         };
         child.send(&serde_json::to_string(&errand)?)?;
+        self.heard[process] = Instant::now();
         Ok(child)
     }
 
     fn to(&mut self, goal: Goal, cluster: &ClusterView) -> anyhow::Result<()> {
         let mut next_blow = self.blow_after(0);
-        let (mut heard, mut looked) = (Instant::now(), Instant::now());
+        let mut looked = Instant::now();
         loop {
             let is_over = match goal {
                 Goal::Kills(kills) => self.outcome.kills >= kills,
@@ -242,10 +250,11 @@ impl<'a> Run<'a> {
                     news = true;
                 }
             }
-            if news {
-                heard = Instant::now();
-            } else {
-                ensure!(heard.elapsed() < SILENCE_MAX, "no process has finished an operation for {SILENCE_MAX:?}");
+            let silence = self.args.silence;
+            if let Some(silent) = self.heard.iter().position(|heard| heard.elapsed() >= silence) {
+                bail!("compute process {silent} said nothing for {} seconds: it is stuck", silence.as_secs_f64());
+            }
+            if !news {
                 thread::sleep(Duration::from_micros(200));
             }
             if matches!(goal, Goal::Kills(_)) && self.outcome.answers >= next_blow {
@@ -265,7 +274,7 @@ impl<'a> Run<'a> {
     fn hear_until(&mut self, last: &str, children: &mut [Child]) -> anyhow::Result<()> {
         for (process, child) in children.iter_mut().enumerate() {
             loop {
-                let line = child.receive(Some(SILENCE_MAX))?;
+                let line = child.receive(Some(self.args.silence))?;
                 if line == last {
                     break;
                 }
@@ -290,6 +299,9 @@ impl<'a> Run<'a> {
             self.children[victim].resume();
             return Ok(());
         }
+        if self.lives[victim].is_multiple_of(2) && self.heard[victim].elapsed() >= QUIET_MAX {
+            return Ok(());
+        }
         self.outcome.kills += 1;
         let (killed, begun) = (self.children.remove(victim), Instant::now());
         let lines = killed.kill_and_drain()?;
@@ -297,6 +309,10 @@ impl<'a> Run<'a> {
         tracing::debug!(victim, took = ?begun.elapsed(), "killed");
         hear_out(&lines, |line| self.hear(victim, line))?;
         self.model.killed(victim);
+        for (_, since) in self.begun.extract_if(|(process, _), _| *process == victim) {
+            let cut_off = begun.saturating_duration_since(since);
+            self.outcome.longest_cut_off = self.outcome.longest_cut_off.max(cut_off);
+        }
         let child = self.start(victim)?;
         self.children.insert(victim, child);
         Ok(())
@@ -304,22 +320,29 @@ impl<'a> Run<'a> {
 
     fn hear(&mut self, process: usize, line: &str) -> anyhow::Result<()> {
         let said = Said::parse(line).with_context(|| format!("a process said `{line}`"))?;
+        self.heard[process] = Instant::now();
+        if let Said::Ends { task, took, .. } | Said::Lost { task, took } | Said::Failed { task, took, .. } = &said {
+            self.begun.remove(&(process, *task));
+            if took.ns > self.outcome.longest.ns {
+                self.outcome.longest = *took;
+            }
+        }
         match said {
-            Said::Begins { task, key, change } => self.model.begin(process, task, key, change),
-            Said::Ends { task, seen, took } => {
+            Said::Begins { task, key, change } => {
+                self.begun.insert((process, task), Instant::now());
+                self.model.begin(process, task, key, change);
+            }
+            Said::Ends { task, seen, .. } => {
                 self.outcome.answers += 1;
-                if took.ns > self.outcome.longest.ns {
-                    self.outcome.longest = took;
-                }
                 if let Some(problem) = self.model.end(process, task, seen) {
                     self.wrong(problem);
                 }
             }
-            Said::Lost { task } => {
+            Said::Lost { task, .. } => {
                 self.outcome.lost += 1;
                 self.model.lost(process, task);
             }
-            Said::Failed { task, why } => {
+            Said::Failed { task, why, .. } => {
                 self.outcome.failed += 1;
                 self.outcome.first_failure.get_or_insert(why);
                 self.model.fail(process, task);
@@ -406,7 +429,7 @@ fn tell(
 ) -> anyhow::Result<()> {
     let line = format!(
         "{} operations answered, {} kills, {} stops; the longest took {}, {} of these without a core; without kills {}, and {}; \
-         the slowest to die took {}",
+         the longest that was cut off had taken {}; the slowest to die took {}",
         wild.answers,
         wild.kills,
         wild.stops,
@@ -414,6 +437,7 @@ fn tell(
         show_nanoseconds(wild.longest.coreless_ns),
         show_nanoseconds(calm.longest.ns),
         show_nanoseconds(calm.longest.coreless_ns),
+        show_nanoseconds(wild.longest_cut_off.as_nanos() as u64),
         show_nanoseconds(wild.longest_death.as_nanos() as u64)
     );
     let fields: Vec<(&'static str, Value)> = vec![
@@ -424,6 +448,7 @@ fn tell(
         ("longest_coreless_ns", wild.longest.coreless_ns.into()),
         ("longest_ns_without_kills", calm.longest.ns.into()),
         ("longest_coreless_ns_without_kills", calm.longest.coreless_ns.into()),
+        ("longest_cut_off_ns", (wild.longest_cut_off.as_nanos() as u64).into()),
         ("longest_death_ns", (wild.longest_death.as_nanos() as u64).into()),
     ];
     reporter.record("chaos", fields, &line)?;
