@@ -383,6 +383,30 @@ pub(crate) fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     file.set_len(bytes)
 }
 
+/// The same for a file that is there, and keeps what it holds: a copy may have holes where a page was never written.
+pub(super) fn fill_holes(file: &File) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::{fd::AsRawFd as _, unix::fs::MetadataExt as _};
+        let found = file.metadata()?;
+        // Not where nothing is missing: it takes a while for much memory, and those who use it wait.
+        if found.blocks() * 512 < found.len() {
+            let length = libc::off_t::try_from(found.len()).map_err(|_| io::Error::from(ErrorKind::FileTooLarge))?;
+            // SAFETY: the descriptor is open for as long as `file` is borrowed; the call touches no memory of ours.
+            while unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) } != 0 {
+                let error = io::Error::last_os_error();
+                match error.raw_os_error() {
+                    Some(libc::EINTR) => {}
+                    // The C library would write to each page instead, also to those that others write to.
+                    Some(libc::EOPNOTSUPP) => break,
+                    _ => return Err(error),
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use proptest::prelude::*;

@@ -86,23 +86,28 @@ impl ServedRegion {
             );
             return Err(Error::BadOption { option: "bytes", why });
         }
-        if !existed {
-            let reserved = files::reserve(&file, *wanted);
-            if let Err(error) = reserved {
-                let _ = fs::remove_file(&path);
-                return Err(Error::io(format!("reserving {wanted} bytes for {}", path.display()))(error));
+        let made = (|| {
+            let reserved = if existed { files::fill_holes(&file) } else { files::reserve(&file, *wanted) };
+            let bytes = if existed { length } else { *wanted };
+            reserved.map_err(Error::io(format!("reserving {bytes} bytes for {}", path.display())))?;
+            let region = files::map(&file, &path, server)?;
+            if started.is_some_and(|started| !started.is_of(&region)) {
+                let why = format!(
+                    "{} is not as this memory server has left it: it is of another time or another cluster, or files were \
+                     renamed or mixed; do not mix their files",
+                    path.display()
+                );
+                return Err(Error::BadRegion { server, why });
             }
+            Started::stamp(dir, server, &region)?;
+            Ok(region)
+        })();
+        if made.is_err() && !existed {
+            // Else it would keep its memory, or pass for one that was lost.
+            let _ = fs::remove_file(&path);
+            let _ = fs::remove_file(Started::path(dir, server));
         }
-        let region = files::map(&file, &path, server)?;
-        if started.is_some_and(|started| !started.is_of(&region)) {
-            let why = format!(
-                "{} is not as this memory server has left it: it is of another time or another cluster, or files were \
-                 renamed or mixed; do not mix their files",
-                path.display()
-            );
-            return Err(Error::BadRegion { server, why });
-        }
-        Started::stamp(dir, server, &region)?;
+        let region = made?;
         let file = RegionFile::new(dir, server, region.bytes(), file);
         Ok(Self {
             dir: dir.clone(),
@@ -256,6 +261,48 @@ fn lock_region(file: &File, server: ServerId, dir: &Path) -> Result<(), Error> {
 #[cfg(all(test, not(any(loom, miri))))]
 mod tests {
     use super::*;
+
+    /// As `cp` makes it: pages that were never written are holes in the copy.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_copy_with_holes_has_all_of_its_memory_once_it_is_served() {
+        use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+        let scratch = tempfile::tempdir().unwrap();
+        let bytes = 1 << 20;
+        let options =
+            ServeRegion { dir: scratch.path().join("cluster"), server: 0, servers: 1, bytes, any_size: false };
+        let path = ServedRegion::start(&options).unwrap().path().to_owned();
+        let mut page = vec![0; 4096];
+        let file = files::private().open(&path).unwrap();
+        file.read_exact_at(&mut page, 0).unwrap();
+        file.set_len(0).unwrap();
+        file.write_all_at(&page, 0).unwrap();
+        file.set_len(bytes).unwrap();
+        assert!(file.metadata().unwrap().blocks() * 512 < bytes, "this file system makes no holes");
+        let region = ServedRegion::start(&options).unwrap();
+        assert!(region.existed() && file.metadata().unwrap().blocks() * 512 >= bytes);
+        let mut now = vec![0; 4096 - 8];
+        file.read_exact_at(&mut now, 0).unwrap();
+        assert_eq!(now, page[..4096 - 8], "only the stamp is new");
+    }
+
+    /// The name of the note's draft is two bytes too long for the system, and those of all other files are not.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_new_region_whose_start_fails_leaves_nothing() {
+        let scratch = tempfile::tempdir().unwrap();
+        let length = libc::PATH_MAX as usize - 1 - "/cluster.0123456789abcdef".len();
+        let mut dir = scratch.path().to_str().unwrap().to_owned();
+        while length - dir.len() > 250 {
+            dir = format!("{dir}/{}", "d".repeat(150));
+        }
+        let dir = PathBuf::from(format!("{dir}/{}", "d".repeat(length - dir.len() - 1)));
+        assert_eq!(dir.as_os_str().len(), length);
+        let options = ServeRegion { dir: dir.clone(), server: 0, servers: 1, bytes: 1 << 16, any_size: false };
+        let error = ServedRegion::start(&options).unwrap_err().to_string();
+        assert!(error.contains("started-0"), "{error}");
+        assert!(!has_regions(&dir) && !dir.join("started-0").exists());
+    }
 
     /// Else the directory stays, and nobody says so.
     #[test]
