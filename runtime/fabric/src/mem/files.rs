@@ -373,10 +373,14 @@ pub(crate) fn reserve(file: &File, bytes: u64) -> io::Result<()> {
     {
         use std::os::fd::AsRawFd;
         let length = libc::off_t::try_from(bytes).map_err(|_| io::Error::from(ErrorKind::FileTooLarge))?;
-        // SAFETY: the descriptor is open for as long as `file` is borrowed; the call touches no memory of ours.
-        match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, length) } {
-            0 => Ok(()),
-            code => Err(io::Error::from_raw_os_error(code)),
+        loop {
+            // SAFETY: the descriptor is open for as long as `file` is borrowed; the call touches no memory of ours.
+            match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, length) } {
+                0 => return Ok(()),
+                // By any signal, on some kernels: who is stopped and goes on has got one.
+                libc::EINTR => {}
+                code => return Err(io::Error::from_raw_os_error(code)),
+            }
         }
     }
     #[cfg(not(target_os = "linux"))]
