@@ -5,7 +5,6 @@ use std::io::Write;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use farlink_children::Child;
 use farlink_runtime::report::Report;
 
 use crate::cluster_view::{self, ClusterView};
@@ -14,8 +13,9 @@ use crate::place::Place;
 use crate::plan::{Limit, Load, Phase, Plan};
 use crate::program::{self, Data, Known};
 use crate::progress::{Pace, Progress};
-use crate::protocol::{self, Order};
+use crate::protocol::{self, Order, Processes};
 use crate::report::{CheckRow, MemoryRow, Reporter, Row};
+use crate::signals::{self, Waiting};
 use crate::subject::Outcomes;
 use crate::table::Columns;
 use crate::totals::Totals;
@@ -38,7 +38,7 @@ pub(crate) struct Run<'a> {
 impl Run<'_> {
     /// Runs all phases on a structure of the cluster, ends the processes, then makes the checks. Whether they held is for
     /// [`Reporter::all_held`] to say.
-    pub(crate) fn run(&self, mut processes: Vec<Child>, reporter: &mut Reporter<impl Write>) -> anyhow::Result<()> {
+    pub(crate) fn run(&self, processes: Processes, reporter: &mut Reporter<impl Write>) -> anyhow::Result<()> {
         let Self { known, plan, place, cluster, .. } = *self;
         let phases = plan.phases();
         let mut beside = Beside::default();
@@ -57,8 +57,12 @@ impl Run<'_> {
         let (compares, has_cache) = (plan.in_flight.len() > 1, plan.cache_bytes.is_some());
         let columns = Columns { compares, has_cache, returns_many: known.returns_many() };
         let start = |process| Order::Start { plan: Box::new(plan.clone()), process, place: place.clone() };
-        protocol::tell(&mut processes, start)?;
-        beside.ours = protocol::await_joined(&mut processes, READY_LIMIT)?;
+        // From here on they have work in hand that others' data are part of.
+        let waiting = plan.is_connected().then(Waiting::begin);
+        // Gone before that, whatever fails.
+        let mut processes = processes;
+        protocol::tell(&mut processes.0, start)?;
+        beside.ours = protocol::await_joined(&mut processes.0, READY_LIMIT)?;
         if plan.is_connected() && plan.load != Load::Found {
             let is_empty = self.report(&mut beside)?.0.entries == 0;
             ensure!(is_empty, "`{}` was loaded by somebody else just now; run this again", plan.name);
@@ -66,10 +70,10 @@ impl Run<'_> {
         for phase in &phases {
             let step = plan.describe(phase);
             progress.begin(&format!("preparing {step}"));
-            protocol::tell(&mut processes, |_| Order::Prepare { phase: phase.clone() })?;
-            protocol::await_ready(&mut processes, READY_LIMIT)?;
+            protocol::tell(&mut processes.0, |_| Order::Prepare { phase: phase.clone() })?;
+            protocol::await_ready(&mut processes.0, READY_LIMIT)?;
             progress.begin(&step);
-            protocol::tell(&mut processes, |_| Order::Go)?;
+            protocol::tell(&mut processes.0, |_| Order::Go)?;
             let begin = Instant::now();
             let mut looked = begin;
             let limit = plan.limit_of(phase);
@@ -83,10 +87,10 @@ impl Run<'_> {
                 }
                 Ok(())
             };
-            let mut result = protocol::await_done(&mut processes, &mut advance)?;
+            let mut result = protocol::await_done(&mut processes.0, &mut advance)?;
             if plan.has_owners() {
-                protocol::tell(&mut processes, |_| Order::Flush)?;
-                result.tally += &protocol::await_flushed(&mut processes, READY_LIMIT)?;
+                protocol::tell(&mut processes.0, |_| Order::Flush)?;
+                result.tally += &protocol::await_flushed(&mut processes.0, READY_LIMIT)?;
             }
             totals.enter(&result.tally.outcomes);
             if !matches!(phase, Phase::Workload { is_warm_up: true, .. }) {
@@ -119,7 +123,9 @@ impl Run<'_> {
             progress.finish_step();
         }
         progress.begin("check");
-        processes.drain(..).try_for_each(Child::finish)?;
+        processes.finish()?;
+        drop(waiting);
+        ensure!(signals::stopped().is_none(), "the last check was not made");
         beside.ours.clear();
         let (own_check, entries) = self.final_check(&mut beside)?;
         if own_check.ok && !plan.workloads.is_empty() {

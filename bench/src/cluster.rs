@@ -9,7 +9,7 @@ use anyhow::{Context as _, ensure};
 use farlink_children::{Child, Scratch};
 use farlink_runtime::layout::Records;
 
-use crate::{serve::ready_line, signals};
+use crate::{protocol::Processes, serve::ready_line, signals};
 
 /// A server only maps memory before it is ready; one that takes longer than this is stuck.
 const READY_LIMIT: Duration = Duration::from_secs(60);
@@ -109,15 +109,14 @@ impl Cluster {
 }
 
 /// Starts the compute processes of a run; they wait for their orders (`protocol.rs`). From the main thread only.
-pub(crate) fn start_compute(processes: u32) -> anyhow::Result<Vec<Child>> {
+pub(crate) fn start_compute(processes: u32) -> anyhow::Result<Processes> {
     let program = std::env::current_exe().context("cannot find this program's own file")?;
-    (0..processes)
-        .map(|process| {
-            let mut command = Command::new(&program);
-            command.arg("compute");
-            Child::start(&format!("compute process {process}"), command)
-        })
-        .collect()
+    let start = |process| {
+        let mut command = Command::new(&program);
+        command.arg("compute");
+        Child::start(&format!("compute process {process}"), command)
+    };
+    (0..processes).map(start).collect::<anyhow::Result<_>>().map(Processes)
 }
 
 #[cfg(test)]

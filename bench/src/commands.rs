@@ -22,9 +22,10 @@ use crate::program::{self, Known, Programs, Trace};
 use crate::repartition::{RegionRow, Repartitioned, Wish};
 use crate::report::{Reporter, Row};
 use crate::serve::{self, StopSignals, announce_ready};
+use crate::signals::{self, Waiting};
 use crate::table::Columns;
 use crate::units::plural;
-use crate::{compute, host, signals, verbs};
+use crate::{compute, host, verbs};
 
 /// `farlink serve`.
 pub(crate) fn serve(programs: Programs<'_>, args: &ServeArgs) -> anyhow::Result<()> {
@@ -234,7 +235,7 @@ pub(crate) fn bench(programs: Programs<'_>, args: &BenchArgs) -> anyhow::Result<
         let stopped = own.stop();
         return result.and(stopped);
     };
-    let result = signals::waiting(|| prepared.run(&place));
+    let result = prepared.run(&place);
     match signals::stopped() {
         Some(signal) => result.with_context(|| format!("stopped by {}", signals::name(signal))),
         None => result,
@@ -273,10 +274,13 @@ impl Prepared<'_> {
             }
             Ok(writeln!(out, "{}", answer.line)?)
         };
+        let waiting = plan.is_connected().then(Waiting::begin);
         let replayed = trace.replay(plan, run.place, &mut hand_out);
+        drop(waiting);
         // What was answered before an error, too.
         out.flush()?;
         let (seconds, tally) = replayed?;
+        ensure!(signals::stopped().is_none(), "all operations were done, and not checked");
         let mut row = Row::measured("trace", seconds, &tally, plan.cache_bytes.is_some());
         // What a trace looks for may be there or not.
         row.missed_per_op = None;

@@ -37,6 +37,38 @@ use crate::tally::Tally;
 const LISTEN_FOR: Duration = Duration::from_millis(20);
 /// How long processes may take to end once they are asked to.
 const STOP_LIMIT: Duration = Duration::from_secs(60);
+/// The same where an error is on its way out.
+const CUT_OFF_LIMIT: Duration = Duration::from_secs(10);
+
+/// The compute processes of a run. When it is dropped an error is on its way out: all are asked to end at the same time, and killed if
+/// they do not.
+#[derive(Debug)]
+pub(crate) struct Processes(pub(crate) Vec<Child>);
+
+impl Processes {
+    /// Closes their inputs, and waits until all have ended by themselves.
+    pub(crate) fn finish(mut self) -> anyhow::Result<()> {
+        self.0.iter_mut().for_each(Child::close_input);
+        let deadline = Instant::now() + STOP_LIMIT;
+        for child in &mut self.0 {
+            let has_ended = child.ends_within(deadline.saturating_duration_since(Instant::now()));
+            ensure!(has_ended, "{} did not end in {} seconds", child.name(), STOP_LIMIT.as_secs());
+        }
+        self.0.drain(..).try_for_each(Child::finish)
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        stop_all(&mut self.0, CUT_OFF_LIMIT);
+        for mut child in self.0.drain(..) {
+            if !child.ends_within(Duration::ZERO) {
+                // What was wrong is on its way out already.
+                let _ = child.kill();
+            }
+        }
+    }
+}
 
 /// From the bench to a compute process.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -173,7 +205,7 @@ fn gather(
     let mut begun = vec![0; children.len()];
     while answers.iter().any(Option::is_none) {
         if signals::stopped().is_some() {
-            stop_all(children);
+            stop_all(children, STOP_LIMIT);
             bail!("its processes were told to end");
         }
         for index in 0..children.len() {
@@ -213,10 +245,10 @@ fn silent<'a>(answers: &[Option<Answer>], children: &'a [Child]) -> Option<&'a C
     answers.iter().zip(children).find(|(answer, _)| answer.is_none()).map(|(_, child)| child)
 }
 
-/// Asks all to end, and waits while they finish their operations and write what their caches hold.
-fn stop_all(children: &mut [Child]) {
+/// Asks all to end, and waits so long while they finish their operations and write what their caches hold.
+fn stop_all(children: &mut [Child], limit: Duration) {
     children.iter_mut().for_each(Child::terminate);
-    let deadline = Instant::now() + STOP_LIMIT;
+    let deadline = Instant::now() + limit;
     for child in children {
         child.ends_within(deadline.saturating_duration_since(Instant::now()));
     }
@@ -294,6 +326,31 @@ mod tests {
         let first = failing("first", "", "a panic", &format!("touch '{has_ended}'"));
         let error = await_done(&mut [survivor, first], &mut |_| Ok(())).unwrap_err().to_string();
         assert!(error.contains("first: a panic"), "{error}");
+    }
+
+    /// Each of them ends only once all have been told to.
+    #[test]
+    fn after_an_error_all_are_told_to_end_at_the_same_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = folder.path().display();
+        let script = format!(
+            "trap 'touch {at}/$$; while [ $(ls {at} | wc -l) -lt 3 ]; do sleep 0.01; done; exit' TERM; \
+             echo ready; while :; do sleep 0.01; done"
+        );
+        let shell = |script: &str| {
+            let mut command = Command::new("/bin/sh");
+            command.args(["-c", script]);
+            Child::start("a compute process", command).unwrap()
+        };
+        let mut processes = Processes((0..3).map(|_| shell(&script)).collect());
+        for child in &mut processes.0 {
+            assert_eq!(child.receive(Some(LIMIT)).unwrap(), "ready");
+        }
+        processes.0.push(shell("exit 3"));
+        await_done(&mut processes.0[3..], &mut |_| Ok(())).unwrap_err();
+        let begun = Instant::now();
+        drop(processes);
+        assert!(begun.elapsed() < CUT_OFF_LIMIT, "{:?}", begun.elapsed());
     }
 
     #[test]

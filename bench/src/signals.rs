@@ -1,7 +1,7 @@
 //! What a signal that ends the program does in a bench or a chaos run.
 //!
 //! Usually it ends at once: children end with it, and folders that it has made are removed first. While other processes have
-//! work in hand that must not be cut off ([`waiting`]), whoever waits for them sees [`stopped`], and has them finish.
+//! work in hand that must not be cut off ([`Waiting`]), whoever waits for them sees [`stopped`], and has them finish.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
@@ -41,12 +41,21 @@ pub(crate) fn scratch() -> anyhow::Result<Scratch> {
     Ok(scratch)
 }
 
-/// While `f` runs, a signal only makes [`stopped`] say so.
-pub(crate) fn waiting<R>(f: impl FnOnce() -> R) -> R {
-    WAITING.store(true, Ordering::SeqCst);
-    let result = f();
-    WAITING.store(false, Ordering::SeqCst);
-    result
+/// While it lives, a signal only makes [`stopped`] say so.
+#[derive(Debug)]
+pub(crate) struct Waiting(());
+
+impl Waiting {
+    pub(crate) fn begin() -> Self {
+        WAITING.store(true, Ordering::SeqCst);
+        Self(())
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        WAITING.store(false, Ordering::SeqCst);
+    }
 }
 
 /// The signal that has asked the program to end.

@@ -74,6 +74,27 @@ fn who_cannot_say_that_it_stops_stops_all_the_same() {
     assert_eq!(status_of(chaos), Some(128 + libc::SIGTERM));
 }
 
+/// No process has work in hand yet.
+#[test]
+fn a_bench_that_waits_for_memory_servers_is_stopped_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("cluster");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let bench = Command::new(PROGRAM)
+        .args(["bench", "--wait", "10m", "--connect"])
+        .arg(folder.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let bench = Server(bench);
+    // It has looked for a cluster once the pipe has a reader.
+    drop(std::fs::OpenOptions::new().write(true).open(&pipe).unwrap());
+    bench.signal(libc::SIGTERM);
+    assert_eq!(status_of(bench), Some(128 + libc::SIGTERM));
+}
+
 /// The exit status, which must come soon.
 fn status_of(mut program: Server) -> Option<i32> {
     let deadline = Instant::now() + Duration::from_secs(60);
