@@ -14,7 +14,6 @@ use anyhow::{Context as _, ensure};
 use farlink_runtime::access::Region as _;
 use farlink_runtime::catalog;
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::driver::{self, Client};
@@ -25,6 +24,7 @@ use crate::place::Place;
 use crate::plan::{Limit, Load, Phase, Plan, PolicyChoice};
 use crate::queue::{End, OperationQueue};
 use crate::route::Route;
+use crate::signals;
 use crate::subject::{AccessMode, Job, Outcomes, Subject, WorkerId};
 use crate::tally::Tally;
 
@@ -103,12 +103,12 @@ struct Ran {
     tally: Tally,
 }
 
-/// Set by SIGINT, SIGTERM and SIGHUP: the operations under way finish, and no more begin. A compute process that is cut off
+/// Set by the signals that [end the program](signals::ending): the operations under way finish, and no more begin. A compute process that is cut off
 /// instead may hold locks, and leaves pages that nobody can use.
 pub(crate) fn watch_for_stop() -> anyhow::Result<Arc<AtomicBool>> {
     static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
     let flag = FLAG.get_or_init(Arc::default);
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot watch for signals")?;
+    let mut signals = Signals::new(signals::ending()).context("cannot watch for signals")?;
     let seen = Arc::clone(flag);
     thread::Builder::new()
         .name("signals".to_owned())

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::args::ServeArgs;
+use crate::signals;
 use anyhow::Context as _;
 use farlink_offload::ship::{Registry, ShipOptions, ShipServer};
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
@@ -19,7 +20,6 @@ use farlink_runtime::fabric::Fabric;
 use farlink_runtime::fabric::listener::{ListenOptions, Listener};
 use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
 use farlink_runtime::server::{LocalMemory, MemoryServer};
-use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 /// How often a server looks whether its memory is what it was.
@@ -30,9 +30,9 @@ const CHECK_EVERY: Duration = Duration::from_millis(250);
 pub(crate) struct StopSignals(Signals);
 
 impl StopSignals {
-    /// From now on SIGTERM and SIGINT are held for [`StopSignals::wait`].
+    /// From now on the signals that [end the program](signals::ending) are held for [`StopSignals::wait`].
     pub(crate) fn watch() -> anyhow::Result<Self> {
-        Signals::new([SIGTERM, SIGINT]).map(Self).context("cannot watch for signals")
+        Signals::new(signals::ending()).map(Self).context("cannot watch for signals")
     }
 
     /// Sleeps until a signal asks to stop, or a `check` that is made now and then fails.

@@ -13,13 +13,23 @@ use farlink_children::{Scratch, say};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+/// The signals that end the program. SIGHUP is none if it was ignored when the program began: whoever starts it under `nohup` wants that.
+pub(crate) fn ending() -> Vec<i32> {
+    let mut hangup = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: no new action is given, and `hangup` is valid for writes of the type that sigaction writes.
+    let is_known = unsafe { libc::sigaction(SIGHUP, std::ptr::null(), hangup.as_mut_ptr()) } == 0;
+    // SAFETY: all of it are numbers, and zeroed or written above.
+    let is_ignored = is_known && unsafe { hangup.assume_init() }.sa_sigaction == libc::SIG_IGN;
+    [SIGINT, SIGTERM].into_iter().chain((!is_ignored).then_some(SIGHUP)).collect()
+}
+
 static STOPPED: AtomicI32 = AtomicI32::new(0);
 static WAITING: AtomicBool = AtomicBool::new(false);
 static FOLDERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// From now on signals do so. A second one ends the program whatever it waits for.
 pub(crate) fn watch() -> anyhow::Result<()> {
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot watch for signals")?;
+    let mut signals = Signals::new(ending()).context("cannot watch for signals")?;
     let watch = move || {
         for signal in signals.forever() {
             let is_second = STOPPED.swap(signal, Ordering::SeqCst) != 0;

@@ -1,6 +1,7 @@
 //! Benches that a signal ends.
 
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -95,6 +96,27 @@ fn a_bench_that_waits_for_memory_servers_is_stopped_at_once() {
     assert_eq!(status_of(bench), Some(128 + libc::SIGTERM));
 }
 
+#[test]
+fn under_nohup_a_bench_outlives_its_terminal() {
+    let mut bench = Command::new("sh")
+        .args(["-c", "trap '' HUP; exec \"$0\" bench --server-bytes 16MiB --keys 1000 --mix c --seconds 2", PROGRAM])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(bench.stderr.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("step 2 of 3: ")));
+    let bench = Server(bench);
+    for process in children_of(bench.0.id()) {
+        // SAFETY: kill touches no memory. The bench has not waited for its processes, which have seconds to go.
+        assert_eq!(unsafe { libc::kill(process as libc::pid_t, libc::SIGHUP) }, 0);
+    }
+    bench.signal(libc::SIGHUP);
+    let said: Vec<String> = lines.map_while(Result::ok).collect();
+    assert_eq!(status_of(bench), Some(0), "{said:?}");
+}
+
 /// The exit status, which must come soon.
 fn status_of(mut program: Server) -> Option<i32> {
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -112,14 +134,20 @@ fn check_of_a_stopped_bench(access: &str, mix: &str, signal: libc::c_int) -> Sai
     let dir = folder.path().join("cluster");
     let _servers = [Server::start(&dir, 0), Server::start(&dir, 1)];
     let at = dir.to_str().unwrap();
-    let mut child = Command::new(PROGRAM)
+    let mut command = Command::new(PROGRAM);
+    command
         .args(["bench", "--connect", at, "--keys", "10000", "--seconds", "60", "--in-flight", "8"])
         .args(["--access", access, "--mix", mix])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+        .stderr(Stdio::piped());
+    let heed_hangups = || {
+        // SAFETY: it touches no memory. The tests may run under `nohup`.
+        unsafe { libc::signal(libc::SIGHUP, libc::SIG_DFL) };
+        Ok(())
+    };
+    // SAFETY: the closure makes one system call, and allocates nothing.
+    let mut child = unsafe { command.pre_exec(heed_hangups) }.spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let runs = |line: String| line.contains("step 2 of 3: ") && !line.contains("preparing");
     assert!(lines.any(|line| runs(line.unwrap())));
