@@ -91,6 +91,7 @@ struct Guide;
 pub fn main(programs: &[Program]) -> ExitCode {
     let cli = Cli::parse();
     log_to_stderr();
+    allow_open_files();
     let result = match &cli.command {
         Command::Bench(args) => commands::bench(programs, args).map(|()| true),
         Command::Serve(args) => commands::serve(programs, args).map(|()| true),
@@ -110,6 +111,19 @@ pub fn main(programs: &[Program]) -> ExitCode {
         Err(error) => {
             farlink_children::say(format_args!("farlink: {error:#}"));
             signals::stopped().map_or(ExitCode::FAILURE, |signal| ExitCode::from(signals::status(signal)))
+        }
+    }
+}
+
+/// As many open files as the system allows, for this process and its children: each connection of a worker is one at both its ends.
+fn allow_open_files() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is valid for reads and writes of its type, and is used for nothing else meanwhile.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            // Best effort: who runs out says so.
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
         }
     }
 }

@@ -44,6 +44,33 @@ fn cluster(threads: &[&str]) -> (tempfile::TempDir, PathBuf, [Server; 2]) {
     (folder, dir, servers)
 }
 
+/// Workers that it does not take up are told that it stands still. What may be raised of the limit is.
+#[test]
+fn a_memory_server_that_can_open_no_more_files_says_so() {
+    for (limit, holds) in [("ulimit -n 32", false), ("ulimit -S -n 32", true)] {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("cluster");
+        let script =
+            format!("{limit}; exec \"$0\" serve --bytes 64MiB --servers 1 --server 0 --threads 1 --dir \"$1\"");
+        let server = Command::new("sh")
+            .args(["-c", &script, PROGRAM])
+            .arg(&dir)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let mut server = Server(server.unwrap());
+        let (mut line, mut errors) = (String::new(), String::new());
+        BufReader::new(server.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "farlink server 0 ready\n");
+        let at = dir.to_str().unwrap();
+        let options = ["--keys", "1000", "--mix", "c", "--ops", "1000", "--access", "coarse", "--workers", "32"];
+        let said = farlink(&[&["bench", "--connect", at], &options[..]].concat());
+        server.signal(libc::SIGTERM);
+        std::io::Read::read_to_string(&mut server.0.stderr.take().unwrap(), &mut errors).unwrap();
+        assert_eq!((said.ok, errors.contains("Too many open files")), (holds, !holds), "{}\n{errors}", said.errors);
+    }
+}
+
 #[test]
 fn a_bench_whose_memory_server_goes_says_why_and_ends() {
     type Blow = fn(&Path);

@@ -264,15 +264,38 @@ impl Acceptor {
             Place::InProcess(lists) => std::mem::take(&mut *lock(&lists[endpoint])),
             Place::Files { dir, .. } => {
                 let prefix = format!("{}.{endpoint}.", file_name(self.whose));
-                let Ok(entries) = fs::read_dir(dir.join("connections")) else { return Vec::new() };
+                let connections = dir.join("connections");
+                let entries = match fs::read_dir(&connections) {
+                    Ok(entries) => entries,
+                    Err(error) => {
+                        warn_once(&Error::io(format!("reading {}", connections.display()))(error));
+                        return Vec::new();
+                    }
+                };
                 let ours = entries.flatten().filter(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
                 ours.map(|entry| entry.path())
                     .filter(|path| !known(path))
-                    .filter_map(|path| ConnectionMemory::found(path, self.connection_bytes))
+                    .filter_map(|path| {
+                        let found = ConnectionMemory::found(path, self.connection_bytes);
+                        found.unwrap_or_else(|error| {
+                            warn_once(&error);
+                            None
+                        })
+                    })
                     .collect()
             }
         }
     }
+}
+
+/// Workers whose connections are not taken up wait, and are told that this process stands still. It tries again and again, and says so once.
+fn warn_once(error: &Error) {
+    static SAID: std::sync::Once = std::sync::Once::new();
+    SAID.call_once(|| {
+        tracing::warn!(
+            "connections of workers are not taken up: {error}. If too many files are open, raise `ulimit -n` and start again"
+        );
+    });
 }
 
 fn acceptor_path(dir: &Path, whose: ListenerId) -> PathBuf {
@@ -355,20 +378,23 @@ impl ConnectionMemory {
     }
 
     /// The connection that a worker has left in this file; none if it is not one, or nobody holds it any more.
-    fn found(path: PathBuf, connection_bytes: usize) -> Option<Self> {
-        let file = files::private().open(&path).ok()?;
+    fn found(path: PathBuf, connection_bytes: usize) -> Result<Option<Self>, Error> {
+        let file = match files::private().open(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            opened => opened.map_err(Error::io(format!("opening {}", path.display())))?,
+        };
         let whole = file.metadata().is_ok_and(|metadata| metadata.len() == Self::bytes(connection_bytes) as u64);
         if !is_locked(&file) || !whole {
             let _ = fs::remove_file(&path);
-            return None;
+            return Ok(None);
         }
-        let region = Arc::new(Region::of_file(&file, &path).ok()?);
+        let region = Arc::new(Region::of_file(&file, &path)?);
         let memory = Self { region, connection_words: connection_bytes / 8, file: Some(Arc::new((path, file))) };
         if memory.who().is_none() {
             memory.remove_file();
-            return None;
+            return Ok(None);
         }
-        Some(memory)
+        Ok(Some(memory))
     }
 
     fn sign(&self, who: PeerId) {
@@ -558,7 +584,7 @@ mod tests {
         let acceptor = Arc::new(Acceptor::open(dir.path(), whose).unwrap());
         let first = Acceptor::connect(&acceptor, PeerId { owner: OwnerId::new(5).unwrap(), worker: 0 }).unwrap();
         let path = first.memory.path().unwrap().to_owned();
-        let found = ConnectionMemory::found(path.clone(), acceptor.connection_bytes).unwrap();
+        let found = ConnectionMemory::found(path.clone(), acceptor.connection_bytes).unwrap().unwrap();
         let served = ServerEnd::new(found);
         fs::remove_file(&path).unwrap();
         fs::write(&path, "another one").unwrap();
