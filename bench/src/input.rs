@@ -46,9 +46,9 @@ impl InputFile {
         let mut to = File::create(&copy).with_context(|| format!("cannot make a copy of the {what}"))?;
         match is_input {
             true => io::copy(&mut io::stdin().lock(), &mut to),
-            false => File::open(path).and_then(|mut file| io::copy(&mut file, &mut to)),
+            false => io::copy(&mut File::open(path).with_context(cannot_read)?, &mut to),
         }
-        .with_context(cannot_read)?;
+        .with_context(|| format!("cannot copy the {what} file {name} to {}", copy.display()))?;
         Ok((Self { path: copy, name }, Some(scratch)))
     }
 }

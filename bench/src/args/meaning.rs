@@ -68,8 +68,9 @@ impl BenchArgs {
         );
         let input = |path: &Option<PathBuf>| path.as_deref() == Some(std::path::Path::new("-"));
         ensure!(
-            !(input(&self.keys_file) && input(&self.trace)),
-            "--keys-file - and --trace - would both read standard input"
+            !((input(&self.keys_file) || input(&self.rects_file)) && input(&self.trace)),
+            "--{} - and --trace - would both read standard input",
+            if input(&self.keys_file) { "keys-file" } else { "rects-file" }
         );
         require_order_of_inserts(self.load, self.insert_order)?;
         ensure!(
@@ -363,7 +364,8 @@ mod tests {
             ("--structure skiplist --fill 0.5", "--fill is for a bulk load"),
             ("--insert-order sideways", "[possible values: random, given, rows]"),
             ("--placement some", "subtrees:LEVEL"),
-            ("--keys-file - --trace -", "both read standard input"),
+            ("--keys-file - --trace -", "--keys-file - and --trace - would both read standard input"),
+            ("--rects-file - --trace -", "--rects-file - and --trace - would both read standard input"),
             ("--access cached --cache 1KiB", "--cache 1024 is less than the 65536"),
             ("--access cached --validation lock-body-lock", "leave --validation out"),
             (

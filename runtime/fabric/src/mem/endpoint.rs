@@ -140,7 +140,7 @@ impl Timed {
             *free_ns = now_ns.max(*free_ns) + occupied_ns;
             sent_ns = *free_ns;
         }
-        sent_ns + options.latency_ns
+        sent_ns.saturating_add(options.latency_ns)
     }
 
     fn is_idle(&self) -> bool {
