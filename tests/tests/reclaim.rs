@@ -3,7 +3,16 @@
 //!
 //! Everything here is counted, not timed: two compute servers take turns on one thread and do their own maintenance.
 
-use std::{cell::Cell, collections::BTreeSet, rc::Rc, sync::Arc};
+use std::{
+    cell::Cell,
+    collections::BTreeSet,
+    future::{Future, poll_fn},
+    pin::pin,
+    rc::Rc,
+    sync::Arc,
+    task::{Context, Waker},
+    time::{Duration, Instant},
+};
 
 use farlink_runtime::{
     access::Access,
@@ -66,6 +75,22 @@ impl<S: Subject> Member<S> {
 
     fn maintain(&self) {
         self.worker.block_on(self.compute.maintain(&self.worker)).unwrap();
+    }
+
+    /// Whether all that it has freed is back in its chunks, while this other worker maintains another compute server, so long after each
+    /// round once more.
+    fn settles_beside(&self, other: &Worker, of: &ComputeServer, rest: Duration) -> bool {
+        let maintain = || Box::pin(other.drive(of.maintain(other)));
+        let (mut settling, mut maintaining) = (pin!(self.compute.settle(&self.worker)), maintain());
+        let mut due = Instant::now() + rest;
+        let settled = poll_fn(|cx| {
+            if Instant::now() >= due && maintaining.as_mut().poll(cx).is_ready() {
+                maintaining = maintain();
+                due = Instant::now() + rest;
+            }
+            settling.as_mut().poll(cx)
+        });
+        self.worker.block_on(settled).unwrap()
     }
 
     fn memory(&self) -> Memory {
@@ -297,6 +322,28 @@ fn an_attempt_holds_reuse_back_until_it_has_ended() {
     writer.remove(&others);
     writer.insert(&keys);
     assert_ne!(free_of(&fabric, &pages), freed, "nothing is reused, though nobody holds it back");
+}
+
+/// A worker that is driven by somebody else's executor, and then by nobody, holds nothing back: neither behind an operation that has
+/// ended, nor behind one that was dropped.
+#[test]
+fn a_worker_that_nobody_drives_any_more_holds_nothing_back() {
+    for polls_max in [u32::MAX, 1] {
+        let fabric = fabric::<Tree>();
+        let [driven, writer] = [Member::<Tree>::join(&fabric, 1), Member::join(&fabric, 2)];
+        let colleague = driven.compute.worker().unwrap();
+        writer.insert(&keys(1000));
+        {
+            let mut getting = pin!(driven.worker.drive(driven.tree.get(0)));
+            let mut polls = 0;
+            while polls < polls_max && getting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+                polls += 1;
+            }
+            assert_eq!(polls == polls_max, polls_max == 1, "it ends behind {polls} polls");
+        }
+        writer.remove(&keys(1000));
+        assert!(writer.settles_beside(&colleague, &driven.compute, Duration::ZERO), "{polls_max} polls");
+    }
 }
 
 test_every_structure!(

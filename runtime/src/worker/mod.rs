@@ -216,6 +216,8 @@ impl Worker {
         let _running = Running::enter(&self.handle.0.running);
         let flag = StdArc::new(Flag(StdAtomicBool::new(true)));
         let waker = Waker::from(StdArc::clone(&flag));
+        // Made before the future is pinned, so that it goes after that has dropped its pins.
+        let _rests = RestsAtEnd(&self.handle.0.epoch);
         let mut future = pin!(future);
         let mut idle_turns = 0;
         loop {
@@ -225,7 +227,6 @@ impl Worker {
                 if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
                     // Others on this thread may wait for locks that a change under way holds.
                     self.finish_critical();
-                    self.handle.0.epoch.rest();
                     return output;
                 }
             }
@@ -245,6 +246,8 @@ impl Worker {
     /// While this is not polled the worker stands still, and so does what it has begun: who keeps it, or drops it, turns the worker until
     /// it is no more [unfinished](Worker::is_unfinished), or others wait for its locks and for its turn at a partition map.
     pub async fn drive<F: Future>(&self, future: F) -> F::Output {
+        // As in `block_on`: there is no turn behind the last poll, nor behind one that is the last because this is dropped.
+        let _rests = RestsAtEnd(&self.handle.0.epoch);
         let mut future = pin!(future);
         std::future::poll_fn(|cx| {
             let polled = future.as_mut().poll(cx);
@@ -316,6 +319,15 @@ impl Drop for Worker {
         if inner.counted {
             Shared::worker_ended(&inner.compute, inner.counters.snapshot());
         }
+    }
+}
+
+/// Has the epoch that a worker announces withdrawn: a worker that nobody turns any more would hold up the cluster's.
+struct RestsAtEnd<'a>(&'a LocalEpoch);
+
+impl Drop for RestsAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.rest();
     }
 }
 
