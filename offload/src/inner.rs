@@ -235,6 +235,12 @@ impl<P: Plugin> Access for CachedInner<P> {
         f: impl FnOnce(&mut Self::PagesMut<'a>) -> R,
     ) -> Result<(R, Pages<Self::Page<'a>>), Interrupt> {
         let (old, new) = pages.into_parts();
+        let old: Vec<_> = old.collect();
+        // A page of which the copy is old may be anybody's by now. Where an atomic may undo a WRITE, no lock of it is tried in vain. What
+        // is current now is not reused before this operation has ended.
+        if !self.context().worker.capabilities().atomic_against_writes {
+            self.validate(&old.iter().map(|(page, _)| page).collect::<Vec<_>>()).await?;
+        }
         let (mut copies, mut inner) = (Pages::new(), Vec::new());
         for (page, role) in old {
             if page.level() > 0 || page.link() == self.context().structure.root_link() {

@@ -26,6 +26,7 @@ use crate::{
     pages::{ChunkState, directory},
     ptr::Link,
     recovery::sweep,
+    remote::read_lock,
     sync::Ordering,
     worker::Handle,
 };
@@ -75,7 +76,7 @@ pub async fn free<A: Access>(access: &A) -> Result<Option<u64>, Error> {
     // The others were about to be freed by who had unlinked them.
     let mut count = 0;
     for page in leaked {
-        count += u64::from(worker.load(page.at).await? == page.free_after_doubt(worker.owner()).word());
+        count += u64::from(read_lock(worker, page.at).await? == page.free_after_doubt(worker.owner()));
     }
     Ok(Some(count))
 }

@@ -28,13 +28,14 @@ pub(crate) use crate::free_pages::{
 };
 use crate::{
     error::Error,
+    fabric::Error as FabricError,
     free_pages::Lot,
     layout::{CHUNK_BYTES, DIRECTORY_WORDS, Dynamic, Geometry},
     lock::{LockState, LockWord},
     page::{HEADER_WORDS, IDENTITY, Identity, LOCK, PAGE_WORDS_MAX, SizeClass, StructureId},
     ptr::{Link, RemotePtr},
     redo::Recover as _,
-    remote::{claim_word, take_word},
+    remote::{claim_word, read_lock, take_word},
     structure::Placement,
     worker::Handle,
 };
@@ -199,7 +200,7 @@ async fn free_if(worker: &Handle, at: RemotePtr, class: SizeClass, lock: LockWor
 /// Frees those of the pages in [doubt](SharedPages::doubt) whose grace is over and that nobody has freed.
 ///
 /// # Errors
-/// If a memory server is lost. The others are freed even then.
+/// If a memory server is lost, or no buffer can be had. The others are freed even then.
 pub(crate) async fn free_unclaimed(worker: &Handle) -> Result<(), Error> {
     let mut failure = Ok(());
     for page in worker.compute().pages.take_unclaimed() {
@@ -209,7 +210,7 @@ pub(crate) async fn free_unclaimed(worker: &Handle) -> Result<(), Error> {
             // Alone, as above; the same page may have been in doubt twice.
             let _slot = worker.take_slots([at].into_iter()).await;
             Ok::<_, Box<Error>>(
-                worker.load(at).await? == lock.word() && take_word(worker, at, lock.word(), free.word()).await?,
+                read_lock(worker, at).await? == lock && take_word(worker, at, lock.word(), free.word()).await?,
             )
         };
         match take().await {
@@ -218,7 +219,13 @@ pub(crate) async fn free_unclaimed(worker: &Handle) -> Result<(), Error> {
                 worker.compute().pages.retire(std::iter::once(page));
             }
             Ok(false) => {}
-            Err(error) => failure = Err(*error),
+            Err(error) => {
+                // Then it was not looked at, and is after another grace.
+                if matches!(*error, Error::Fabric(FabricError::RegistrationRefused { .. })) {
+                    worker.compute().pages.doubt(std::iter::once(page));
+                }
+                failure = Err(*error);
+            }
         }
     }
     failure

@@ -235,6 +235,15 @@ pub(crate) async fn write_words<R: Remote>(remote: &R, mut words: Vec<(RemotePtr
     Ok(())
 }
 
+/// The lock word of a page that may be somebody else's by now, who writes all of it without a lock: looked at by a READ. An atomic may
+/// write back what it has found, and so undo the WRITE.
+///
+/// # Errors
+/// If the memory server is lost, or no buffer can be had.
+pub(crate) async fn read_lock<R: Remote>(remote: &R, page: RemotePtr) -> Result<LockWord, Box<Error>> {
+    Ok(LockWord::from_word(remote.read(page, LOCK + 1).await?[LOCK]))
+}
+
 /// As [`claim_word`], and again while the word is `expected`: false says that it is not any more.
 ///
 /// # Errors

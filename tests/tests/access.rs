@@ -469,6 +469,29 @@ fn a_lock_that_was_taken_away_is_reported() {
     assert_eq!(scene.lock(leaf), taken);
 }
 
+/// Where an atomic may undo a WRITE, none is tried on a page of which the cached copy is old: it may be anybody's by now.
+#[test]
+fn an_old_copy_in_a_cache_leads_to_no_atomic() {
+    let scene = Scene::new(MemOptions { atomic_against_writes: false, ..FAST });
+    let shared = scene.cache().share(&scene.worker, scene.structure.clone(), Proof::Checksum).unwrap();
+    let one_sided = scene.one_sided(Proof::Checksum);
+    let outcome = scene.worker.block_on(async {
+        let _pin = scene.worker.pin();
+        shared.open(Start::Root).await?;
+        let root = one_sided.open(Start::Root).await?;
+        one_sided.change(as_read(root), |pages| pages.set(Slot::ONLY, PAGE_BYTES / 8 - 1, 7)).await?;
+        let old = shared.open(Start::Root).await?;
+        let atomics = scene.worker.counters().atomics;
+        let outcome = shared.change(as_read(old), |pages| pages.set(Slot::ONLY, PAGE_BYTES / 8 - 1, 8)).await;
+        assert!(matches!(outcome, Err(Interrupt::Restart(Cause::Stale { .. }))), "it was not old");
+        assert_eq!(scene.worker.counters().atomics, atomics);
+        // That has told the cache, too.
+        let root = shared.open(Start::Root).await?;
+        shared.change(as_read(root), |pages| pages.set(Slot::ONLY, PAGE_BYTES / 8 - 1, 9)).await.map(drop)
+    });
+    outcome.unwrap();
+}
+
 #[test]
 fn a_bad_request_is_never_tried_again() {
     let scene = Scene::new(FAST);

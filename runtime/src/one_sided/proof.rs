@@ -17,7 +17,7 @@ use crate::{
     page::{self, IDENTITY, Identity, LOCK, SELF, SizeClass, StructureId},
     ptr::RemotePtr,
     redo::Recover,
-    remote::{Misfit, Waited},
+    remote::{Misfit, Waited, read_lock},
     sync::{Ordering, fence},
     worker::remote::Count,
 };
@@ -150,7 +150,7 @@ impl<R: Recover> Reader<'_, R> {
 
     async fn recover(&self, at: RemotePtr, class: SizeClass, lock: LockWord, owner: OwnerId) -> Result<(), Interrupt> {
         // It may have unlocked between our READ and its end.
-        if self.remote.load(at).await? == lock.word() {
+        if read_lock(self.remote, at).await? == lock {
             self.remote.repair(at, class, lock, owner).await?;
         }
         Ok(())

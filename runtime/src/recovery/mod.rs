@@ -42,7 +42,7 @@ use crate::{
     pages::FreePage,
     ptr::{RemotePtr, ServerId},
     redo::{Newest, RING_CLASS, Recover, Room, finish_page, logged, replay},
-    remote::release_word,
+    remote::{read_lock, release_word},
     sync::{Ordering, lock},
     worker::Handle,
 };
@@ -396,8 +396,8 @@ async fn finish_changes(worker: &Handle, owner: OwnerId) -> Result<(), Failure> 
         };
         for page in newest.pages() {
             let lock = page.lock.locked_by(owner);
-            let finished = match worker.load(page.at).await {
-                Ok(found) if found == lock.word() => finish_page(worker, page.at, page.class, lock, owner).await,
+            let finished = match read_lock(worker, page.at).await {
+                Ok(found) if found == lock => finish_page(worker, page.at, page.class, lock, owner).await,
                 found => found.map(drop),
             };
             if let Err(error) = finished {

@@ -319,3 +319,54 @@ fn a_sweep_does_not_hold_up_the_epoch() {
     }
     drop(sweeper);
 }
+
+/// Pages that a dead one has recorded are somebody else's by now, who writes all of such a page. Whoever looks at them, to finish what the
+/// dead one has left, undoes none of that.
+#[test]
+fn who_looks_at_pages_of_others_undoes_no_write() {
+    const WRITES: u64 = 10_000;
+    let options = MemOptions { nasty: true, atomic_against_writes: false, ..MemOptions::default() };
+    let fabric: Arc<dyn Fabric> = Arc::new(crate::server::in_process(1, 4 << 20, options).unwrap());
+    let owner = join(&fabric, None);
+    let worker = owner.worker().unwrap();
+    let page = worker.block_on(allocate(&worker, SizeClass::SMALLEST, Placement::RoundRobin)).unwrap();
+    let (at, class) = (page.at(), page.class());
+    let mut lock = page.first_lock();
+    page.publish();
+    let gone = dead(&fabric, async |worker| {
+        let ring = another_ring(worker, ServerId::new(0).unwrap(), RingUse::Records).await.unwrap();
+        let place = ring.word(RING_FIRST);
+        let mut body = Body::new(1, 0, Evidence::Lock);
+        body.page(at, class, lock, false);
+        let mut part = vec![0; body.parts().next().unwrap()];
+        body.seal(worker.owner(), 1, [(place, &mut part[..])].into_iter());
+        worker.write_words(place, &part).await.unwrap();
+    });
+    let is_done = AtomicBool::new(false);
+    let undone = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let survivor = join(&fabric, None);
+            let worker = survivor.worker().unwrap();
+            while !is_done.load(Ordering::Relaxed) {
+                worker.block_on(finish_changes(&worker, gone)).unwrap();
+            }
+        });
+        let identity = Identity { structure: StructureId(0), level: 0, class, kind: 0xca, is_words: false };
+        let undone = worker.block_on(async {
+            for number in 0..WRITES {
+                lock = LockWord::unlocked(lock.next_version());
+                let mut words = worker.buffer(class.words())?;
+                words.fill(0);
+                page::seal(&mut words, at, identity, lock.version());
+                worker.write_private(at, words).await?;
+                if worker.read(at, class.words()).await?[page::LOCK] != lock.word() {
+                    return Ok(Some(number));
+                }
+            }
+            Ok::<_, Failure>(None)
+        });
+        is_done.store(true, Ordering::Relaxed);
+        undone.unwrap()
+    });
+    assert_eq!(undone, None, "a WRITE was undone");
+}

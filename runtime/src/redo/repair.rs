@@ -14,7 +14,7 @@ use crate::{
     lock::{LockState, LockWord, OwnerId},
     page::{self, CHECKSUM, IDENTITY, Identity, LOCK, SELF, SizeClass},
     ptr::{Link, RemotePtr, ServerId},
-    remote::{Remote, release_word, take_word, write_words},
+    remote::{Remote, read_lock, release_word, take_word, write_words},
 };
 
 type Failure = Box<Error>;
@@ -200,7 +200,7 @@ impl Newest {
             Evidence::Lock => Ok(true),
             Evidence::NewPages => {
                 for &NewPage { at, version, .. } in &record.new {
-                    let word = LockWord::from_word(remote.load(at).await?);
+                    let word = read_lock(remote, at).await?;
                     // A page that was never used has a word of zero.
                     let is_free = word.state() == LockState::Free || word.word() == 0;
                     if is_free && word.version() == version {
@@ -273,7 +273,7 @@ pub(crate) async fn take_alone<R: Recover>(
     ours: u64,
 ) -> Result<bool, Failure> {
     let _room = remote.reserve(at, &[]).await?;
-    Ok(remote.load(at).await? == expected && take_word(remote, at, expected, ours).await?)
+    Ok(read_lock(remote, at).await?.word() == expected && take_word(remote, at, expected, ours).await?)
 }
 
 /// Nothing was written by this change; but where not all are recorded, the lock may be that of a later one, of the page alone.
@@ -283,7 +283,7 @@ async fn roll_back<R: Recover>(remote: &R, page: &RecordedPage, owner: OwnerId) 
 
 pub(super) async fn roll_forward<R: Recover>(remote: &R, page: &RecordedPage, owner: OwnerId) -> Result<(), Failure> {
     let theirs = page.lock.locked_by(owner).word();
-    if remote.load(page.at).await? != theirs {
+    if read_lock(remote, page.at).await?.word() != theirs {
         return Ok(());
     }
     let mut recording = Recording::new(remote, page.body(), Evidence::Lock, [page.at.server()])?;
@@ -323,7 +323,7 @@ pub(crate) async fn finish_page<R: Recover>(
             None => unlock_if_whole(remote, page, class, lock).await,
         }
     };
-    match remote.load(page).await? == lock.word() {
+    match read_lock(remote, page).await? == lock {
         false => Ok(()),
         true => outcome.and(Err(Box::new(Error::PageDamaged { page, owner }))),
     }

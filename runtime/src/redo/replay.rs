@@ -14,7 +14,7 @@ use crate::{
     lock::{LockState, LockWord, OwnerId},
     page::{self, CHECKSUM, LOCK, SizeClass, StructureId},
     ptr::{Link, RemotePtr, ServerId},
-    remote::{Waited, release_word, take_word, write_words},
+    remote::{Waited, read_lock, release_word, take_word, write_words},
 };
 
 type Failure = Box<Error>;
@@ -68,7 +68,7 @@ pub(crate) async fn replay<R: Recover>(
             replayed += usize::from(replay_page(remote, at, class, private).await?);
         }
         for record in shared {
-            match LockWord::from_word(remote.load(at).await?).state() {
+            match read_lock(remote, at).await?.state() {
                 LockState::LockedBy(holder) if holder == owner => locked.push((at, class, record)),
                 _ => new.push((at, class, record)),
             }
@@ -90,7 +90,7 @@ async fn replay_shared<R: Recover>(
     class: SizeClass,
     PageRecord { version, what, .. }: PageRecord,
 ) -> Result<bool, Failure> {
-    let found = LockWord::from_word(remote.load(at).await?);
+    let found = read_lock(remote, at).await?;
     let before = LockWord::unlocked(found.version());
     match (found.state(), what) {
         (LockState::LockedBy(holder), what) if holder == owner && before.next_version() == version => {
@@ -127,7 +127,7 @@ async fn replay_page<R: Recover>(
     records.sort_by_key(|record| record.version);
     let (mut attempt, mut waited) = (0, Waited::default());
     loop {
-        let found = LockWord::from_word(remote.load(at).await?);
+        let found = read_lock(remote, at).await?;
         let newest = records.last().map_or(0, |record| record.version);
         let is_free = matches!(records.last(), Some(PageRecord { what: Recorded::Freed, .. }));
         if found.version() > newest || is_free && found.version() == newest {
