@@ -499,10 +499,14 @@ async fn sweep_between_rounds(worker: &Handle, shared: &Shared) -> Result<usize,
 pub(crate) async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
     // Operations learn of what it finds: their requests fail.
     let _ = shared.fabric.check_servers();
-    let is_busy = shared
-        .member
-        .round(worker, &Board::of(&shared.geometry[0]), |epoch| shared.epoch.advance(epoch), &shared.pages)
-        .await?;
+    let worker_of_task = worker.clone();
+    // To its end: what it announces, were it sent later, would take back what others have announced since.
+    let announcing = async move {
+        let shared = worker_of_task.compute();
+        let board = Board::of(&shared.geometry[0]);
+        shared.member.round(&worker_of_task, &board, |epoch| shared.epoch.advance(epoch), &shared.pages).await
+    };
+    let is_busy = worker.spawn_to_end(announcing).await?;
     ownership::maintain(worker).await;
     let worker_of_task = worker.clone();
     worker.spawn_to_end(async move { pages::free_unclaimed(&worker_of_task).await }).await?;

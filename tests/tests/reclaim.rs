@@ -10,7 +10,7 @@ use std::{
     pin::pin,
     rc::Rc,
     sync::Arc,
-    task::{Context, Waker},
+    task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
 
@@ -344,6 +344,41 @@ fn a_worker_that_nobody_drives_any_more_holds_nothing_back() {
         writer.remove(&keys(1000));
         assert!(writer.settles_beside(&colleague, &driven.compute, Duration::ZERO), "{polls_max} polls");
     }
+}
+
+/// A round of maintenance whose caller gives it up has announced its epoch before a later one does.
+#[test]
+fn a_round_that_is_given_up_takes_no_later_announcement_back() {
+    let fabric = fabric::<Tree>();
+    let [other, writer] = [Member::<Tree>::join(&fabric, 1), Member::join(&fabric, 2)];
+    let colleague = other.compute.worker().unwrap();
+    let keys: Vec<u64> = (0..4000).collect();
+    writer.insert(&keys);
+    let mut removals = keys.chunks(100).map(|keys| writer.remove(keys));
+    // With pages that wait for it the epoch moves on.
+    let seen = other.worker.epoch_seen();
+    while writer.worker.epoch_seen() == seen {
+        removals.next().expect("the epoch stands still");
+        writer.maintain();
+    }
+    {
+        let mut maintaining = pin!(other.compute.maintain(&other.worker));
+        other.worker.block_on(poll_fn(|cx| {
+            assert!(maintaining.as_mut().poll(cx).is_pending(), "it has come to its end");
+            if other.worker.epoch_seen() == seen { Poll::Pending } else { Poll::Ready(()) }
+        }));
+    }
+    while writer.worker.epoch_seen() < seen + 4 {
+        removals.next().expect("the epoch stands still");
+        colleague.block_on(other.compute.maintain(&colleague)).unwrap();
+        writer.maintain();
+    }
+    // It announces the epoch that there is: there would be no more to say.
+    colleague.block_on(other.compute.maintain(&colleague)).unwrap();
+    // Whatever the one that was given up has left is sent now.
+    assert_eq!(other.worker.block_on(other.tree.get(0)).unwrap(), None);
+    removals.for_each(drop);
+    assert!(writer.settles_beside(&colleague, &other.compute, Duration::ZERO));
 }
 
 test_every_structure!(
