@@ -7,6 +7,7 @@
 //! and drops the claim, in that order.
 
 use std::{
+    io,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     sync::mpsc::{self, RecvTimeoutError},
@@ -314,11 +315,12 @@ fn visitor(fabric: &Arc<dyn Fabric>, options: ComputeOptions, clock: Clock) -> R
 
 fn spawn_maintenance(shared: &Arc<Shared>) -> Result<(mpsc::Sender<()>, JoinHandle<()>), Error> {
     let (stop, stopped) = mpsc::channel();
+    let (tell, begun) = mpsc::channel();
     let shared = Arc::clone(shared);
     let thread = std::thread::Builder::new()
         .name(format!("farlink-{}", shared.owner.incarnation()))
         .spawn(move || {
-            if catch_unwind(AssertUnwindSafe(|| maintain_until(&shared, &stopped))).is_err() {
+            if catch_unwind(AssertUnwindSafe(|| maintain_until(&shared, &stopped, tell))).is_err() {
                 // Others take it for dead only when it has no worker left that could have sent something.
                 while shared.has_workers() {
                     std::thread::sleep(IDLE_REST);
@@ -327,7 +329,15 @@ fn spawn_maintenance(shared: &Arc<Shared>) -> Result<(mpsc::Sender<()>, JoinHand
             }
         })
         .map_err(Error::io("starting the maintenance thread"))?;
-    Ok((stop, thread))
+    // A compute server without it would hold up the epoch of the whole cluster.
+    let panicked = |_| Err(Error::io("starting the maintenance thread")(io::Error::other("it has panicked")));
+    match begun.recv().unwrap_or_else(panicked) {
+        Ok(()) => Ok((stop, thread)),
+        Err(error) => {
+            let _ = thread.join();
+            Err(error)
+        }
+    }
 }
 
 /// Ends all that a compute server has if its maintenance panics: without it the epoch of the whole cluster stands still.
@@ -342,13 +352,15 @@ impl Drop for EndsOnPanic<'_> {
     }
 }
 
-fn maintain_until(shared: &Arc<Shared>, stopped: &mpsc::Receiver<()>) {
+/// Maintenance, until the compute server has left; `tell`s whether it has begun.
+fn maintain_until(shared: &Arc<Shared>, stopped: &mpsc::Receiver<()>, tell: mpsc::Sender<Result<(), Error>>) {
     let worker = match Worker::housekeeping(shared, Clock::monotonic()) {
         Ok(worker) => worker,
-        Err(error) => return tracing::error!(%error, "no maintenance: pages will not be reused"),
+        Err(error) => return drop(tell.send(Err(error))),
     };
     // Before the worker goes: its last requests fail, too.
     let _ends_on_panic = EndsOnPanic(shared);
+    let _ = tell.send(Ok(()));
     let mut rest = BUSY_REST;
     let (mut is_told, mut sweep_ns, mut sweep_rest) = (false, 0, SWEEP_REST);
     loop {
@@ -596,7 +608,10 @@ async fn repeat<T>(worker: &Handle, step: impl AsyncFn() -> Result<T, Error>) ->
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::sync::{Arc, atomic::AtomicBool};
+    use std::sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize},
+    };
 
     use super::*;
     use crate::{
@@ -606,11 +621,19 @@ mod tests {
         structure::Placement,
     };
 
-    /// Panics when its memory servers are looked at, once it is told to.
+    /// Panics when its memory servers are looked at, once it is told to, and gives so many endpoints.
     #[derive(Debug)]
     struct Panicking {
         inner: Arc<dyn Fabric>,
         panics: AtomicBool,
+        endpoints: AtomicUsize,
+    }
+
+    impl Panicking {
+        fn new(inner: &Arc<dyn Fabric>, endpoints: usize) -> Arc<Self> {
+            let (panics, endpoints) = (AtomicBool::new(false), AtomicUsize::new(endpoints));
+            Arc::new(Self { inner: Arc::clone(inner), panics, endpoints })
+        }
     }
 
     impl Fabric for Panicking {
@@ -623,7 +646,14 @@ mod tests {
         }
 
         fn endpoint(&self, seed: u64, clock: Clock) -> Result<Box<dyn Endpoint>, FabricError> {
-            self.inner.endpoint(seed, clock)
+            let is_left = |left: usize| left.checked_sub(1);
+            match self.endpoints.fetch_update(Ordering::Relaxed, Ordering::Relaxed, is_left) {
+                Ok(_) => self.inner.endpoint(seed, clock),
+                Err(_) => Err(FabricError::ServerMissing {
+                    server: ServerId::new(0).unwrap(),
+                    why: "it takes no more".into(),
+                }),
+            }
         }
 
         fn claim(&self, owner: OwnerId) -> Result<Box<dyn OwnerClaim>, FabricError> {
@@ -640,11 +670,21 @@ mod tests {
         }
     }
 
+    /// Who cannot maintain what it has does not join, and counts as dead.
+    #[test]
+    fn without_an_endpoint_for_maintenance_nobody_joins() {
+        let memory: Arc<dyn Fabric> = Arc::new(crate::server::in_process(1, 4 << 20, MemOptions::default()).unwrap());
+        let joined = ComputeServer::join(Panicking::new(&memory, 1), ComputeOptions::default());
+        assert!(matches!(joined, Err(Error::Fabric(FabricError::ServerMissing { .. }))), "{joined:?}");
+        let first = OwnerId::new(1).unwrap();
+        assert_eq!(memory.liveness(first), Liveness::Dead);
+    }
+
     /// Whose maintenance has panicked is told so, and counts as dead once its workers are gone: nobody waits for its epoch.
     #[test]
     fn a_panic_of_maintenance_holds_up_nobody() {
         let memory: Arc<dyn Fabric> = Arc::new(crate::server::in_process(1, 4 << 20, MemOptions::default()).unwrap());
-        let fabric = Arc::new(Panicking { inner: Arc::clone(&memory), panics: AtomicBool::new(false) });
+        let fabric = Panicking::new(&memory, usize::MAX);
         let compute = ComputeServer::join(fabric.clone(), ComputeOptions::default()).unwrap();
         let (worker, owner) = (compute.worker().unwrap(), compute.owner());
         fabric.panics.store(true, Ordering::Relaxed);
