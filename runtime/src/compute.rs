@@ -53,8 +53,8 @@ const FAILED_SWEEP_REST_MAX: Duration = Duration::from_millis(1600);
 const LEAVE_ROUNDS_MAX: u32 = 100;
 /// The same while there are pages in doubt, which are lost with who leaves: some seconds, more than an operation of others takes.
 const DOUBT_ROUNDS_MAX: u32 = 5000;
-/// Rounds of maintenance for which [`ComputeServer::settle`] waits for a grace.
-const SETTLE_ROUNDS_MAX: u32 = 2000;
+/// How long [`ComputeServer::settle`] waits for a grace: much more than it takes a neighbour that is idle, and announces epochs seldom.
+const SETTLE_NS_MAX: u64 = 2_000_000_000;
 /// Tries of a step of leaving for which there is no memory.
 const LEAVE_ATTEMPTS_MAX: u32 = 20;
 
@@ -251,14 +251,15 @@ impl ComputeServer {
     }
 
     /// Does at once what maintenance does by and by after compute servers have died: finishes what they have left, takes back what
-    /// they held, waits for the grace of it, and returns it to its chunks. False if another compute server holds that up for long: the
-    /// epoch, or a chunk.
+    /// they held, waits for the grace of it, and returns it to its chunks. False if another compute server holds that up for two
+    /// seconds: the epoch, or a chunk.
     ///
     /// # Errors
     /// If the fabric fails.
     pub async fn settle(&self, worker: &Handle) -> Result<bool, Error> {
         self.shared.check_standing()?;
-        for attempt in 0..SETTLE_ROUNDS_MAX {
+        let begun_ns = worker.clock().now_ns();
+        for attempt in 0.. {
             let left = sweep(worker).await;
             round(worker, &self.shared).await?;
             let is_waiting = self.shared.pages.deferred() != 0 || self.shared.pages.is_returning();
@@ -267,6 +268,9 @@ impl ComputeServer {
                 // What is on its way back is memory, too.
                 Err(Error::OutOfMemory { .. }) if is_waiting => {}
                 left => drop(left?),
+            }
+            if worker.clock().now_ns() - begun_ns > SETTLE_NS_MAX {
+                break;
             }
             worker.back_off(attempt).await;
         }

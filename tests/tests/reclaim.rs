@@ -381,6 +381,16 @@ fn a_round_that_is_given_up_takes_no_later_announcement_back() {
     assert!(writer.settles_beside(&colleague, &other.compute, Duration::ZERO));
 }
 
+/// Who settles waits for a neighbour that has been idle, and announces epochs seldom.
+#[test]
+fn an_idle_neighbour_is_waited_for() {
+    let fabric = fabric::<Tree>();
+    let [idle, writer] = [Member::<Tree>::join(&fabric, 1), Member::join(&fabric, 2)];
+    writer.insert(&keys(1000));
+    writer.remove(&keys(1000));
+    assert!(writer.settles_beside(&idle.worker, &idle.compute, Duration::from_millis(250)));
+}
+
 test_every_structure!(
     the_same_keys_again_and_again_take_no_more_memory,
     two_compute_servers_keep_some_memory_each,
