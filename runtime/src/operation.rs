@@ -188,18 +188,18 @@ pub async fn persist<T>(
     worker: &Handle,
     mut attempt: impl AsyncFnMut() -> Result<T, Interrupt>,
 ) -> Result<T, Box<Error>> {
-    let mut count = 0;
+    let (mut failures, mut refusals) = (0, 0);
     loop {
         match retry(worker, &mut attempt).await {
             Ok(output) => return Ok(output),
             // Of a step on the way. What it was about is settled.
             Err(Error::InstallUnknown { .. }) => worker.back_off(0).await,
             // Others give theirs back.
-            Err(Error::Fabric(FabricError::RegistrationRefused { .. })) if count < REFUSALS_MAX => {
-                worker.back_off(count).await;
-                count += 1;
+            Err(Error::Fabric(FabricError::RegistrationRefused { .. })) if refusals < REFUSALS_MAX => {
+                worker.back_off(refusals).await;
+                refusals += 1;
             }
-            Err(error) => worker.before_trying_again(Box::new(error), &mut count).await?,
+            Err(error) => worker.before_trying_again(Box::new(error), &mut failures).await?,
         }
     }
 }

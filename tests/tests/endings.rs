@@ -22,14 +22,15 @@ use farlink_runtime::{
     compute::ComputeServer,
     error::Error,
     fabric::{
-        Fabric, Liveness,
+        Error as FabricError, Fabric, Liveness,
         faulty::{FaultKinds, FaultOptions, FaultyFabric},
         mem::MemOptions,
     },
     one_sided::{OneSided, Proof},
-    operation::retry,
+    operation::{persist, retry},
     page::SizeClass,
     pages::allocate,
+    ptr::{RemotePtr, ServerId},
     server::in_process,
     worker::{Handle, Worker},
 };
@@ -406,6 +407,29 @@ fn a_task_that_panics() {
     drop((tree, worker));
     drop(compute);
     assert_nothing_is_lost(&fabric, "a task panicked");
+}
+
+/// What must not be left undone outlasts requests that fail, and some refusals of memory besides.
+#[test]
+fn refusals_of_memory_are_counted_apart_from_failures() {
+    let Scene { worker, .. } = Scene::new(FAST);
+    let page = RemotePtr::new(ServerId::new(0).unwrap(), 4096).unwrap();
+    let mut attempts = 0;
+    let attempt = async || {
+        attempts += 1;
+        let error = match attempts {
+            ..=40 => FabricError::RequestFailed { what: "READ", at: page, why: "its connection broke".into() },
+            41 => FabricError::RegistrationRefused {
+                bytes: 64,
+                device: "a device".into(),
+                cause: std::io::ErrorKind::OutOfMemory.into(),
+                remedy: "try again".into(),
+            },
+            _ => return Ok(attempts),
+        };
+        Err(Error::from(error).into())
+    };
+    assert_eq!(worker.block_on(persist(&worker, attempt)).unwrap(), 42);
 }
 
 /// Others that were ready at that time are, still.
