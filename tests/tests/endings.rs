@@ -409,6 +409,52 @@ fn a_task_that_panics() {
     assert_nothing_is_lost(&fabric, "a task panicked");
 }
 
+/// What a task that must not be cut off has started is not cut off either, whether it is waited for or not.
+#[test]
+fn tasks_of_a_task_that_is_not_cut_off() {
+    let _watch = watch("a worker with tasks of a task that must not be cut off");
+    let Scene { fabric, compute, worker, tree } = Scene::new(FAST);
+    let (handle, done) = (Handle::clone(&worker), Rc::new(Cell::new(0)));
+    let count = Rc::clone(&done);
+    drop(worker.spawn_to_end(async move {
+        let part = || {
+            let (handle, count) = (handle.clone(), Rc::clone(&count));
+            async move {
+                for _ in 0..10 {
+                    handle.yield_now().await;
+                }
+                count.set(count.get() + 1);
+            }
+        };
+        let awaited = handle.spawn(part());
+        drop(handle.spawn(part()));
+        awaited.await;
+        drop(handle.spawn(part()));
+    }));
+    worker.turn();
+    drop((tree, worker));
+    assert_eq!(done.get(), 3);
+    drop(compute);
+    assert_nothing_is_lost(&fabric, "dropped with tasks of a task");
+}
+
+/// Who waits for a task that panics is not left waiting, nor is the worker that they belong to.
+#[test]
+fn a_task_that_waits_for_one_that_panics() {
+    let _watch = watch("a worker with a task that waits for one that has panicked");
+    let Scene { fabric, compute, worker, tree } = Scene::new(FAST);
+    let handle = Handle::clone(&worker);
+    let panics = AssertUnwindSafe(move || {
+        let _tree = tree;
+        drop(worker.spawn_to_end(async move { handle.spawn_to_end(async { panic!("on purpose") }).await }));
+        worker.turn();
+        worker.turn();
+    });
+    assert!(catch_unwind(panics).is_err(), "the panic is its caller's");
+    drop(compute);
+    assert_nothing_is_lost(&fabric, "a task panicked that another one waited for");
+}
+
 /// What must not be left undone outlasts requests that fail, and some refusals of memory besides.
 #[test]
 fn refusals_of_memory_are_counted_apart_from_failures() {

@@ -201,6 +201,11 @@ impl Executor {
         }
     }
 
+    /// Whether the task that is being polled must finish.
+    pub(crate) fn runs_critical(&self) -> bool {
+        self.running.get().is_some_and(|Running { index, .. }| self.slots.borrow()[index].critical)
+    }
+
     /// How many tasks must still finish.
     pub(crate) fn critical(&self) -> usize {
         self.critical.get()
@@ -270,7 +275,7 @@ impl Drop for Polling<'_> {
     }
 }
 
-/// A spawned task's result. Dropping it lets the task run on and forgets the result.
+/// A spawned task's result. Dropping it lets the task run on and forgets the result. If the task panics, so does who waits for it.
 #[derive(Debug)]
 pub struct Task<T> {
     shared: Rc<RefCell<TaskState<T>>>,
@@ -282,17 +287,34 @@ struct TaskState<T> {
     output: Option<T>,
     trips: Trips,
     joiner: Option<Waker>,
+    has_panicked: bool,
+}
+
+/// Whoever waits for a task that panics is told: a result will not come.
+struct TellsOfPanic<T>(Rc<RefCell<TaskState<T>>>);
+
+impl<T> Drop for TellsOfPanic<T> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let mut state = self.0.borrow_mut();
+            state.has_panicked = state.output.is_none();
+            let joiner = state.joiner.take();
+            drop(state);
+            joiner.into_iter().for_each(Waker::wake);
+        }
+    }
 }
 
 impl<T: 'static> Task<T> {
     /// The task, to be spawned, and the handle to its result.
     pub(super) fn new(future: impl Future<Output = T> + 'static, trips: &Current) -> (BoxedTask, Self) {
-        let shared = Rc::new(RefCell::new(TaskState { output: None, trips: Trips::default(), joiner: None }));
-        let (state, current) = (Rc::clone(&shared), trips.clone());
+        let state = TaskState { output: None, trips: Trips::default(), joiner: None, has_panicked: false };
+        let shared = Rc::new(RefCell::new(state));
+        let (state, current) = (TellsOfPanic(Rc::clone(&shared)), trips.clone());
         let task = async move {
             let output = future.await;
             let joiner = {
-                let mut state = state.borrow_mut();
+                let mut state = state.0.borrow_mut();
                 state.output = Some(output);
                 state.trips = current.get();
                 state.joiner.take()
@@ -314,6 +336,7 @@ impl<T> Future for Task<T> {
                 Poll::Ready(output)
             }
             None => {
+                assert!(!shared.has_panicked, "a task that this one waits for has panicked");
                 shared.joiner = Some(cx.waker().clone());
                 Poll::Pending
             }

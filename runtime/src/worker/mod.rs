@@ -20,6 +20,7 @@ use std::{
     cell::{Cell, RefCell},
     future::Future,
     ops::Deref,
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
     rc::Rc,
     sync::{
@@ -309,7 +310,14 @@ impl Drop for Worker {
     fn drop(&mut self) {
         let inner = &self.handle.0;
         inner.executor.drop_tasks();
-        self.finish_critical();
+        if std::thread::panicking() {
+            // Who waits for the task that has panicked panics, too. That must not leave this while it unwinds, for it would end the
+            // process. All others come to their end.
+            let finish = || catch_unwind(AssertUnwindSafe(|| self.finish_critical())).is_ok();
+            (0..=inner.executor.critical()).any(|_| finish());
+        } else {
+            self.finish_critical();
+        }
         inner.executor.drop_tasks();
         inner.ended.set(true);
         inner.channels.close(&**inner);
@@ -347,10 +355,11 @@ impl Drop for Running<'_> {
 }
 
 impl Handle {
-    /// Starts a task on the worker's thread.
+    /// Starts a task on the worker's thread. If the task that starts it must not be cut off, it is not cut off either: the first may
+    /// wait for it.
     pub fn spawn<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Task<T> {
         let (task, handle) = Task::new(future, &self.0.executor.trips);
-        self.0.executor.spawn_boxed(task, false);
+        self.0.executor.spawn_boxed(task, self.0.executor.runs_critical());
         handle
     }
 
