@@ -469,6 +469,30 @@ fn a_lock_that_was_taken_away_is_reported() {
     assert_eq!(scene.lock(leaf), taken);
 }
 
+/// A change of an old copy loses to whoever has changed the page, and is counted, whoever carries it out.
+#[test]
+fn a_change_of_an_old_copy_is_a_conflict() {
+    fn test<A: Access<Plugin = Tree>>(scene: &Scene, access: &A) {
+        let leaf = scene.leaf(access, 0);
+        let conflicts = scene.worker.counters().lock_conflicts;
+        let outcome = scene.worker.block_on(async {
+            let _pin = scene.worker.pin();
+            let old = access.open(Start::Page(leaf)).await?;
+            let newer = access.open(Start::Page(leaf)).await?;
+            access.change(as_read(newer), |pages| pages.set(Slot::ONLY, PAGE_BYTES / 8 - 1, 7)).await?;
+            access.change(as_read(old), |pages| pages.set(Slot::ONLY, PAGE_BYTES / 8 - 1, 8)).await.map(drop)
+        });
+        assert!(matches!(outcome, Err(Interrupt::Restart(Cause::Conflict))), "{outcome:?}");
+        assert_eq!(scene.worker.counters().lock_conflicts, conflicts + 1);
+    }
+    for options in [FAST, WEAK] {
+        let scene = Scene::new(options);
+        test(&scene, &scene.one_sided(Proof::Checksum));
+        let scene = Scene::new(options);
+        test(&scene, &OneSided::within(&scene.worker, scene.structure.clone(), scene.memory.clone()));
+    }
+}
+
 /// Where an atomic may undo a WRITE, none is tried on a page of which the cached copy is old: it may be anybody's by now.
 #[test]
 fn an_old_copy_in_a_cache_leads_to_no_atomic() {

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     access::Interrupt,
+    counters::bump,
     fabric::memory::LocalMemory,
     layout::Records,
     lock::OwnerId,
@@ -36,12 +37,14 @@ pub(super) async fn carry_out(
     let slots = begin(worker, recording.as_mut(), &staged.changed).await?;
     let parts = recording.as_ref().map(|record| (record.words(worker), record.marks())).unwrap_or_default();
     let outcome = carry_out_now(memory, worker.owner(), staged, &parts);
-    if outcome.is_err()
-        && worker.records() == Records::SeveralPages
-        && let Some(&(first, _)) = parts.0.first()
-    {
-        // As in `change`: what is recorded of an attempt that has failed is void, before the slots are free.
-        memory.words(first, 1).expect("the record is here")[0].store(0, Ordering::Release);
+    if outcome.is_err() {
+        bump(&worker.count().lock_conflicts);
+        if worker.records() == Records::SeveralPages
+            && let Some(&(first, _)) = parts.0.first()
+        {
+            // As in `change`: what is recorded of an attempt that has failed is void, before the slots are free.
+            memory.words(first, 1).expect("the record is here")[0].store(0, Ordering::Release);
+        }
     }
     drop((recording, slots));
     let (pages, freed) = outcome?;
