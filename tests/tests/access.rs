@@ -15,12 +15,15 @@ use farlink_runtime::{
     clock::Clock,
     compute::ComputeServer,
     error::Error,
-    fabric::{Error as FabricError, Fabric, mem::MemOptions},
+    fabric::{
+        Error as FabricError, Fabric,
+        mem::{MemFabric, MemOptions},
+    },
     lock::{LockState, LockWord},
     one_sided::{OneSided, Proof},
     page::HEADER_WORDS,
     ptr::{RemotePtr, ServerId},
-    server::{LocalMemory, in_process},
+    server::{LocalMemory, MemoryServer, in_process},
     structure::Structure,
     worker::Worker,
 };
@@ -51,14 +54,18 @@ impl Scene {
     fn new(options: MemOptions) -> Self {
         let memory = Arc::new(in_process(1, 4 << 20, options).unwrap());
         let fabric: Arc<dyn Fabric> = memory.clone();
+        Self::on(&fabric, memory.memory(ServerId::new(0).unwrap()).unwrap())
+    }
+
+    /// On a fabric with one memory server, which has this memory.
+    fn on(fabric: &Arc<dyn Fabric>, memory: LocalMemory) -> Self {
         let tree = BTreeOptions { page_bytes: PAGE_BYTES, ..BTreeOptions::default() };
-        cluster::create_tree(&fabric, TREE, tree).unwrap();
-        cluster::load::<Tree>(&fabric, TREE, (0..KEYS).map(|key| (key, key)), 0.7).unwrap();
-        let compute = cluster::join(&fabric, 1).unwrap();
+        cluster::create_tree(fabric, TREE, tree).unwrap();
+        cluster::load::<Tree>(fabric, TREE, (0..KEYS).map(|key| (key, key)), 0.7).unwrap();
+        let compute = cluster::join(fabric, 1).unwrap();
         let worker = compute.worker().unwrap();
         let tree = worker.block_on(BTree::<OneSided<Tree>>::open(&worker, TREE, Proof::Checksum)).unwrap();
         let structure = tree.structure().clone();
-        let memory = memory.memory(ServerId::new(0).unwrap()).unwrap();
         Self { worker, compute, memory, structure }
     }
 
@@ -377,6 +384,37 @@ fn a_page_that_is_being_written_is_waited_for() {
         let owned = scene.worker.block_on(owned).unwrap();
         test(&scene, &owned);
     }
+}
+
+/// Whoever cuts the file of a memory server ends the change that one of its threads is at, and not the thread.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_change_in_memory_that_is_lost_meanwhile_is_an_error() {
+    let dir = cluster::scratch().unwrap();
+    let server = MemoryServer::start(&cluster::serve_options(dir.path(), 0, 1, 4 << 20)).unwrap();
+    let fabric: Arc<dyn Fabric> = Arc::new(MemFabric::open(dir.path(), FAST).unwrap());
+    let scene = Scene::on(&fabric, server.memory());
+    let here = OneSided::<Tree>::within(&scene.worker, scene.structure.clone(), server.memory());
+    let leaf = scene.leaf(&here, 1);
+    let change = |meanwhile: fn(&std::path::Path)| {
+        scene.worker.block_on(async {
+            let _pin = scene.worker.pin();
+            let page = here.read_page(leaf).await?;
+            here.change(as_read(page), |pages| {
+                // Two words: such a change has a record.
+                for index in [PAGE_BYTES / 8 - 1, PAGE_BYTES / 8 - 9] {
+                    let word = pages.page(Slot::ONLY).word(index);
+                    pages.set(Slot::ONLY, index, word + 1);
+                }
+                meanwhile(&dir.path().join("server-0.mem"));
+            })
+            .await
+        })
+    };
+    change(|_| ()).unwrap();
+    let cut = change(|path| std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(4096).unwrap());
+    let is_lost = |error: &Error| matches!(error, Error::Fabric(FabricError::ServerLost { .. }));
+    assert!(matches!(&cut, Err(Interrupt::Failed(error)) if is_lost(error)), "{:?}", cut.err());
 }
 
 /// Who writes a page without its lock can be held up for longer than it takes to read the page some hundred times.

@@ -49,7 +49,7 @@ mod imp {
         ptr,
         sync::{
             Mutex, OnceLock, PoisonError,
-            atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, compiler_fence},
+            atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, compiler_fence, fence},
         },
     };
 
@@ -96,6 +96,8 @@ mod imp {
         pub(super) fn is_cut_off(&self) -> bool {
             // The handler runs in the thread whose access it interrupts: no later than that access.
             compiler_fence(Ordering::SeqCst);
+            // In another thread's it was before the memory that this one has read there.
+            fence(Ordering::Acquire);
             self.cut_off.load(Ordering::Relaxed)
         }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::{
+    error::Error,
     ptr::{RemotePtr, ServerId},
     region::Region,
     sync::{Arc, AtomicU64},
@@ -58,5 +59,11 @@ impl LocalMemory {
             return None;
         }
         region.words().get(first..first.checked_add(count)?)
+    }
+    /// The error of whoever has used it, if it is lost: to be asked for after an access, which means nothing then.
+    #[inline]
+    pub fn lost(&self) -> Option<Box<Error>> {
+        let region = self.regions.get(self.index).filter(|region| region.is_lost())?;
+        Some(Box::new(region.lost(self.server)))
     }
 }

@@ -15,6 +15,7 @@ use super::{
 use crate::{
     access::Interrupt,
     counters::bump,
+    error::Error,
     fabric::memory::LocalMemory,
     layout::Records,
     lock::OwnerId,
@@ -37,13 +38,18 @@ pub(super) async fn carry_out(
     let slots = begin(worker, recording.as_mut(), &staged.changed).await?;
     let parts = recording.as_ref().map(|record| (record.words(worker), record.marks())).unwrap_or_default();
     let outcome = carry_out_now(memory, worker.owner(), staged, &parts);
+    // What was found and written there means nothing then.
+    if let Some(lost) = memory.lost() {
+        return Err(Error::from(lost).into());
+    }
     if outcome.is_err() {
         bump(&worker.count().lock_conflicts);
         if worker.records() == Records::SeveralPages
             && let Some(&(first, _)) = parts.0.first()
+            && let Some(words) = memory.words(first, 1)
         {
             // As in `change`: what is recorded of an attempt that has failed is void, before the slots are free.
-            memory.words(first, 1).expect("the record is here")[0].store(0, Ordering::Release);
+            words[0].store(0, Ordering::Release);
         }
     }
     drop((recording, slots));
@@ -57,8 +63,12 @@ type After = (Vec<Option<PageCopy>>, Vec<FreePage>);
 /// The parts of the record, and its marks.
 type Record = (Vec<(RemotePtr, Vec<u64>)>, Vec<(RemotePtr, u64)>);
 
-/// The pages after the change, and those that it has freed.
-fn carry_out_now(
+/// The pages after the change, and those that it has freed. Whoever calls this asks afterwards whether the memory is lost: the outcome
+/// means nothing then.
+///
+/// # Errors
+/// If a page has changed since it was read.
+pub(super) fn carry_out_now(
     memory: &LocalMemory,
     owner: OwnerId,
     mut staged: PreparedChange,
@@ -66,36 +76,42 @@ fn carry_out_now(
 ) -> Result<After, Interrupt> {
     let added = std::mem::take(&mut staged.added);
     let PreparedChange { changed, relied_on, .. } = &staged;
-    let words = |at: RemotePtr, count: usize| memory.words(at, count).expect("all pages of the change are here");
+    // All pages of the change are here, unless the memory is lost by now.
+    let words = |at: RemotePtr, count: usize| memory.words(at, count).ok_or_else(Interrupt::conflict);
     let unlock = |pages: &[Changed]| {
-        pages.iter().for_each(|page| words(page.at, 1)[0].store(page.lock.word(), Ordering::Release));
+        pages.iter().try_for_each(|page| {
+            words(page.at, 1)?[0].store(page.lock.word(), Ordering::Release);
+            Ok::<_, Interrupt>(())
+        })
     };
     for (at, part) in parts {
-        store(words(*at, part.len()), part);
+        store(words(*at, part.len())?, part);
     }
     for (index, page) in changed.iter().enumerate() {
         let (before, ours) = (page.lock.word(), page.ours(owner).word());
-        let lock = &words(page.at, 1)[0];
+        let lock = &words(page.at, 1)?[0];
         if lock.compare_exchange(before, ours, Ordering::AcqRel, Ordering::Relaxed).is_err() {
-            unlock(&changed[..index]);
+            unlock(&changed[..index])?;
             return Err(Interrupt::conflict());
         }
     }
     if !relied_on.is_empty() {
         // Of two changes that rely on each other's pages one sees the other's lock.
         fence(Ordering::SeqCst);
-        if relied_on.iter().any(|(_, page)| words(page.at, 1)[0].load(Ordering::Acquire) != page.lock.word()) {
-            unlock(changed);
-            return Err(Interrupt::conflict());
+        for (_, page) in relied_on {
+            if words(page.at, 1)?[0].load(Ordering::Acquire) != page.lock.word() {
+                unlock(changed)?;
+                return Err(Interrupt::conflict());
+            }
         }
     }
     // Who sees one of the words below sees the locks too.
     fence(Ordering::Release);
     for &(at, mark) in marks {
-        words(at, 1)[0].store(mark, Ordering::Release);
+        words(at, 1)?[0].store(mark, Ordering::Release);
     }
     for Added { page, image } in added {
-        let words = words(page.at(), image.len());
+        let words = words(page.at(), image.len())?;
         store(&words[LOCK + 1..], &image[LOCK + 1..]);
         words[LOCK].store(image[LOCK], Ordering::Release);
         page.publish();
@@ -104,7 +120,7 @@ fn carry_out_now(
     fence(Ordering::Release);
     let mut freed = Vec::new();
     for page in changed {
-        let here = words(page.at, page.image.len());
+        let here = words(page.at, page.image.len())?;
         if page.free {
             freed.push(change::freed(page));
             continue;
@@ -114,7 +130,7 @@ fn carry_out_now(
         }
     }
     for page in changed {
-        words(page.at, 1)[0].store(page.after(owner).word(), Ordering::Release);
+        words(page.at, 1)?[0].store(page.after(owner).word(), Ordering::Release);
     }
     Ok((staged.into_pages(), freed))
 }

@@ -45,11 +45,19 @@ impl Space {
         }
     }
 
-    /// The error of a request to a memory server that is lost. To be asked for after its execution.
+    /// The error of a request to or by a memory server that is lost. To be asked for after its execution.
     #[inline]
     pub(super) fn lost(&self, at: RemotePtr) -> Option<Box<Error>> {
         let server = at.server();
-        self.regions.get(server.index()).filter(|region| region.is_lost()).map(|region| Box::new(region.lost(server)))
+        let theirs = self.regions.get(server.index()).filter(|region| region.is_lost());
+        theirs.map(|region| Box::new(region.lost(server))).or_else(|| self.own_lost())
+    }
+
+    /// The error of all requests of a memory server whose own memory is lost: what they send may have been read there, by whoever
+    /// posted them or by a gather.
+    #[inline]
+    pub(super) fn own_lost(&self) -> Option<Box<Error>> {
+        self.own.as_ref().and_then(|(own, _)| own.lost())
     }
 
     /// The region that a gather takes its pieces from, if they are all there and not too many.
@@ -389,6 +397,10 @@ pub(super) fn not_gathered(at: RemotePtr, gather: &Gather) -> Box<Error> {
 #[inline(always)]
 fn execute(space: &Space, at: RemotePtr, verb: Verb) -> Result<Done, Box<Error>> {
     let Some(words) = space.words_at(at, verb.bytes()) else { return Err(outside(at, &verb)) };
+    // Nobody is told of what an earlier request was to bring.
+    if let Some(lost) = space.own_lost() {
+        return Err(lost);
+    }
     let done = match verb {
         Verb::Read(mut buffer) => {
             copy_out(words, &mut buffer);

@@ -182,6 +182,11 @@ impl Nasty {
         let pending = &mut self.pending[index];
         let at = pending.request.at;
         let Some(words) = space.words_at(at, pending.request.verb.bytes()) else { return };
+        if space.own_lost().is_some() {
+            // It is over, and fails.
+            (pending.lines, pending.line, pending.done) = (Vec::new(), Line::default(), Some(Done::Written));
+            return;
+        }
         match &mut pending.request.verb {
             Verb::Read(buffer) => {
                 pending.line.step(&mut pending.lines, at, buffer.len(), (&mut self.rng, &mut self.rest), |word| {

@@ -261,6 +261,68 @@ fn lock_region(file: &File, server: ServerId, dir: &Path) -> Result<(), Error> {
 #[cfg(all(test, not(any(loom, miri))))]
 mod tests {
     use super::*;
+    use crate::{
+        Fabric as _,
+        buffer::Buffers,
+        clock::Clock,
+        connection::{PeerId, far},
+        endpoint::{Request, Ticket, Verb},
+        gather::{Gather, Piece},
+        listener::{CONNECTION_BYTES_MIN, Change},
+        lock::OwnerId,
+        mem::MemFabric,
+        ptr::RemotePtr,
+        sync::Ordering,
+    };
+
+    /// What it sends may have been read from there: nobody takes it for a message.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_memory_server_whose_file_is_cut_sends_nothing_any_more() {
+        const HEAD: u64 = 8;
+        for nasty in [false, true] {
+            let scratch = tempfile::tempdir().unwrap();
+            let dir = scratch.path().to_path_buf();
+            let options = ServeRegion { dir: dir.clone(), server: 0, servers: 1, bytes: 1 << 16, any_size: false };
+            let served = ServedRegion::start(&options).unwrap();
+            let fabric = MemOptions { nasty, gather_max: 2, ..MemOptions::default() };
+            let listen = ListenOptions { endpoints: 1, connection_bytes: CONNECTION_BYTES_MIN };
+            let listener = served.listen(&listen, fabric).unwrap();
+            let mut port = listener.endpoint(0, 1, Clock::monotonic()).unwrap();
+            let mut worker = MemFabric::open(&dir, fabric).unwrap().endpoint(2, Clock::monotonic()).unwrap();
+            let who = PeerId { owner: OwnerId::new(6).unwrap(), worker: 0 };
+            let open = worker.connect(served.server(), who).unwrap();
+            let mut changes = Vec::new();
+            while changes.is_empty() {
+                port.changes(true, &mut changes);
+            }
+            let Change::Joined { peer, .. } = changes[0] else { panic!("{changes:?}") };
+            let buffers = Buffers::default();
+            // Two pieces, and a word that says that they are there.
+            let mut send = |word| {
+                let piece = |page: u64| Piece::Region(RemotePtr::new(served.server(), page << 12).unwrap(), 8);
+                let buffer = buffers.take(1, |_, _| Ok(Default::default())).unwrap();
+                let gather = Verb::Gather(Box::new(Gather::new(buffer, vec![piece(2), piece(3)])));
+                let at = |offset| far(peer, offset);
+                port.ring(&mut vec![
+                    Request { ticket: Ticket(1), at: at(64), verb: gather },
+                    Request { ticket: Ticket(2), at: at(HEAD), verb: Verb::Notify(word) },
+                ]);
+                let mut completions = Vec::new();
+                while completions.len() < 2 {
+                    port.poll(&mut completions);
+                }
+                let outcomes = completions.into_iter().map(|completion| completion.outcome.err().map(|error| *error));
+                (outcomes.collect::<Vec<_>>(), open[HEAD as usize / 8].load(Ordering::Acquire))
+            };
+            assert!(matches!(&send(1), (outcomes, 1) if outcomes.iter().all(Option::is_none)));
+            fs::OpenOptions::new().write(true).open(served.path()).unwrap().set_len(4096).unwrap();
+            let (outcomes, head) = send(2);
+            let is_lost = |outcome: &Option<Error>| matches!(outcome, Some(Error::ServerLost { server, .. }) if *server == served.server());
+            assert!(outcomes.iter().all(is_lost), "nasty: {nasty}: {outcomes:?}");
+            assert_eq!(head, 1, "nasty: {nasty}: it said that the pieces were there");
+        }
+    }
 
     /// As `cp` makes it: pages that were never written are holes in the copy.
     #[cfg(target_os = "linux")]

@@ -191,7 +191,11 @@ impl Thread {
                     && session.takes_pieces(to.sequence);
                 if !is_gathered {
                     let copied = copy(Outbound::with(&words, pieces), self.endpoint.memory());
-                    self.replies.recycle(std::mem::replace(&mut words, copied.unwrap_or_default()));
+                    // Only if its memory was lost just now. Then it sends nothing any more.
+                    let refused =
+                        || [&words[..REPLY_HEADER], &[reply_item(0, to.index, Err(Refusal::Unanswered))]].concat();
+                    let copied = copied.unwrap_or_else(refused);
+                    self.replies.recycle(std::mem::replace(&mut words, copied));
                     bump(&self.shared.threads[self.number].copied_words, total as u64);
                     held = None;
                 } else {
