@@ -13,12 +13,14 @@
 //! left, the least used of a few entries goes, if it is used less than the new one: uses are counted and remembered as those of
 //! pages are (`frequency`).
 //!
-//! The budget covers entries and buckets. What was taken out and is not yet freed comes on top; it is bounded by what is replaced while
-//! one reader is pinned.
+//! The budget covers entries and buckets. What was taken out and is not yet freed comes on top. A handle hands that over with each 64th of
+//! the budget, and any handle that is used frees it. So it is bounded by that much for each handle that rests, and by what is replaced
+//! while one reader is pinned.
 
 use std::{
     cell::Cell,
     fmt,
+    ops::Deref,
     sync::atomic::{AtomicUsize, Ordering as Plain},
 };
 
@@ -41,6 +43,9 @@ const SAMPLE: usize = 5;
 const SAMPLE_BUCKETS: usize = 16;
 /// Entries that go for one new one, at most.
 const VICTIMS_MAX: usize = 64;
+/// This part of the budget, and so many bytes at least, is what a handle takes out before it has others free it.
+const DEFERRED_SHARE: usize = 64;
+const DEFERRED_MIN: usize = 4096;
 /// Uses per place after which all counts are halved.
 const HALVING_PERIOD: u64 = 200;
 
@@ -52,6 +57,20 @@ struct Entry<V> {
     bytes: usize,
     uses: AtomicU32,
     value: V,
+}
+
+/// A handle that takes entries out.
+struct Pinned<'a> {
+    guard: Guard,
+    deferred: &'a Cell<usize>,
+}
+
+impl Deref for Pinned<'_> {
+    type Target = Guard;
+
+    fn deref(&self) -> &Guard {
+        &self.guard
+    }
 }
 
 type Bucket<V> = [Atomic<Entry<V>>; WAYS];
@@ -88,6 +107,8 @@ pub struct ValueCounters {
 pub struct ValueHandle<V> {
     cache: Arc<ValueCache<V>>,
     local: LocalHandle,
+    /// Bytes of entries that only this handle can free.
+    deferred: Cell<usize>,
     random: Cell<u64>,
     uses: Cell<u32>,
     counters: Cell<ValueCounters>,
@@ -122,6 +143,7 @@ impl<V: Clone + Send + Sync + 'static> ValueCache<V> {
         ValueHandle {
             cache: Arc::clone(self),
             local: self.collector.register(),
+            deferred: Cell::new(0),
             random: Cell::new(seed),
             uses: Cell::new(0),
             counters: Cell::default(),
@@ -138,7 +160,7 @@ impl<V: Clone + Send + Sync + 'static> ValueCache<V> {
         place: &Atomic<Entry<V>>,
         entry: Shared<'_, Entry<V>>,
         to: Shared<'_, Entry<V>>,
-        guard: &Guard,
+        guard: &Pinned<'_>,
     ) -> bool {
         let is_out = place.compare_exchange(entry, to, Ordering::AcqRel, Ordering::Acquire, guard).is_ok();
         // SAFETY: entries are freed behind a grace period, and `guard` was there before this one was loaded.
@@ -149,6 +171,12 @@ impl<V: Clone + Send + Sync + 'static> ValueCache<V> {
         if is_out {
             // SAFETY: it was in this place alone, and nobody finds it any more.
             unsafe { guard.defer_destroy(entry) };
+            let deferred = guard.deferred.get() + old.bytes;
+            let is_much = deferred >= (self.limit / DEFERRED_SHARE).max(DEFERRED_MIN);
+            if is_much {
+                guard.flush();
+            }
+            guard.deferred.set(if is_much { 0 } else { deferred });
         }
         is_out
     }
@@ -161,7 +189,7 @@ impl<V: Clone + Send + Sync + 'static> ValueCache<V> {
         replaced: usize,
         uses: u8,
         random: &mut impl FnMut() -> u64,
-        guard: &Guard,
+        guard: &Pinned<'_>,
     ) -> bool {
         let bytes = entry.bytes;
         self.used.fetch_add(bytes, Plain::Relaxed);
@@ -179,7 +207,7 @@ impl<V: Clone + Send + Sync + 'static> ValueCache<V> {
     }
 
     /// Takes out the least used of a few entries with other keys, if it is used less.
-    fn make_room(&self, key: PageId, uses: u8, random: u64, guard: &Guard) -> bool {
+    fn make_room(&self, key: PageId, uses: u8, random: u64, guard: &Pinned<'_>) -> bool {
         let first = random as usize % self.buckets.len();
         let buckets = self.buckets.iter().cycle().skip(first).take(SAMPLE_BUCKETS.min(self.buckets.len()));
         // SAFETY: as in `take_out`.
@@ -192,12 +220,12 @@ impl<V: Clone + Send + Sync + 'static> ValueCache<V> {
         true
     }
 
-    fn drop_entry(&self, place: &Atomic<Entry<V>>, victim: &Entry<V>, guard: &Guard) {
+    fn drop_entry(&self, place: &Atomic<Entry<V>>, victim: &Entry<V>, guard: &Pinned<'_>) {
         self.frequency.remember(victim.key, self.frequency.of(&victim.uses));
         self.take_out(place, Shared::from(std::ptr::from_ref(victim)), Shared::null(), guard);
     }
 
-    fn put(&self, entry: Entry<V>, random: &mut impl FnMut() -> u64, guard: &Guard) -> bool {
+    fn put(&self, entry: Entry<V>, random: &mut impl FnMut() -> u64, guard: &Pinned<'_>) -> bool {
         let (key, bytes) = (entry.key, entry.bytes);
         // Nothing goes for what can never fit.
         if bytes > self.limit.saturating_sub(self.fixed) {
@@ -312,7 +340,8 @@ impl<V: Clone + Send + Sync + 'static> ValueHandle<V> {
     pub fn put(&self, key: u64, (version, age): (u64, u64), value: V, bytes: usize) -> bool {
         let bytes = bytes.saturating_add(size_of::<Entry<V>>());
         let entry = Entry { key: id(key), version, age, bytes, uses: AtomicU32::new(0), value };
-        self.cache.put(entry, &mut || self.random(), &self.local.pin())
+        let guard = Pinned { guard: self.local.pin(), deferred: &self.deferred };
+        self.cache.put(entry, &mut || self.random(), &guard)
     }
 
     fn random(&self) -> u64 {
@@ -416,6 +445,21 @@ mod tests {
             }
         }
         assert!((1..=8).all(|key| handle.get(key).is_some()));
+    }
+
+    #[test]
+    fn what_a_handle_has_replaced_is_freed_while_it_rests() {
+        let cache = ValueCache::new(1 << 20);
+        let [resting, other] = [1, 2].map(|seed| cache.handle(seed));
+        let count = Arc::new(());
+        for version in 0..60 {
+            assert!(resting.put(7, (version, 0), Arc::clone(&count), 8 << 10));
+        }
+        for _ in 0..1000 {
+            other.get(7);
+        }
+        let kept = Arc::strong_count(&count) - 1;
+        assert!(kept <= 3, "{kept} values of a key are there");
     }
 
     #[test]
