@@ -1,9 +1,10 @@
 //! The eventcount of a memory server's thread: no wake-up is lost between one who has news and one who goes to sleep.
 //!
 //! The sleeper announces its sleep, then looks for news ([`Eventcount::prepare_wait`]); whoever has news writes them, then looks whether
-//! somebody sleeps ([`Eventcount::take_sleeper`]). In the end the sleeper either saw the news, or was woken.
+//! somebody sleeps ([`Eventcount::take_sleeper`]), or ends the sleep unseen ([`Eventcount::end_sleep`]). In the end the sleeper either saw
+//! the news, or was woken.
 //!
-//! Broken variants: either side without its fence; a sleeper that looks for news before it announces its sleep.
+//! Broken variants: any of the three without its fence; a sleeper that looks for news before it announces its sleep.
 
 use std::sync::Arc;
 
@@ -29,6 +30,12 @@ fn prepare_wait(words: &Words) -> bool {
 
 fn ring(words: &Words) -> bool {
     Eventcount::new(&words.eventcount).take_sleeper()
+}
+
+/// Wakes whoever sleeps, without a look.
+fn end_sleep(words: &Words) -> bool {
+    Eventcount::new(&words.eventcount).end_sleep();
+    false
 }
 
 fn model(sleeper: Sleeper, ringers: &'static [Ringer], slept: &Seen, missed: &Seen) {
@@ -58,7 +65,7 @@ fn model(sleeper: Sleeper, ringers: &'static [Ringer], slept: &Seen, missed: &Se
 
 #[test]
 fn no_wake_up_is_lost() {
-    const RINGERS: [&[Ringer]; 2] = [&[ring], &[ring, ring]];
+    const RINGERS: [&[Ringer]; 4] = [&[ring], &[ring, ring], &[end_sleep], &[ring, end_sleep]];
     for ringers in RINGERS {
         let (slept, missed) = (Seen::new(), Seen::new());
         let seen = (slept.clone(), missed.clone());
@@ -69,8 +76,12 @@ fn no_wake_up_is_lost() {
 }
 
 fn prepare_wait_without_fence(words: &Words) -> bool {
-    words.eventcount.store(1, Ordering::Release);
-    words.news.load(Ordering::Acquire) == 0
+    words.eventcount.store(1, Ordering::Relaxed);
+    let quiet = words.news.load(Ordering::Acquire) == 0;
+    if !quiet {
+        Eventcount::new(&words.eventcount).cancel_wait();
+    }
+    quiet
 }
 
 fn look_first(words: &Words) -> bool {
@@ -84,12 +95,18 @@ fn ring_without_fence(words: &Words) -> bool {
     words.eventcount.load(Ordering::Acquire) == 1 && words.eventcount.swap(0, Ordering::AcqRel) == 1
 }
 
+fn end_sleep_without_fence(words: &Words) -> bool {
+    words.eventcount.store(0, Ordering::Release);
+    false
+}
+
 #[test]
 fn broken_eventcounts_lose_a_wake_up() {
-    let sleepers: [(&str, Sleeper, &'static [Ringer]); 3] = [
-        ("eventcount, prepare_waitd without a fence", prepare_wait_without_fence, &[ring]),
+    let sleepers: [(&str, Sleeper, &'static [Ringer]); 4] = [
+        ("eventcount, announced without a fence", prepare_wait_without_fence, &[ring]),
         ("eventcount, looked at before the announcement", look_first, &[ring]),
         ("eventcount, rung without a fence", prepare_wait, &[ring_without_fence]),
+        ("eventcount, ended without a fence", prepare_wait, &[end_sleep_without_fence]),
     ];
     for (name, sleeper, ringers) in sleepers {
         refuse(name, "a wake-up was lost", move || model(sleeper, ringers, &Seen::new(), &Seen::new()));

@@ -38,8 +38,11 @@ impl<'a> Eventcount<'a> {
         }
     }
 
-    /// Ends the sleep whatever the word says: others who share it may have written anything there.
+    /// To be called after the news have been written: ends the sleep whatever the word says. Others who share it may have written
+    /// anything there.
     pub fn end_sleep(self) {
+        // Who announces a sleep behind this sees the news.
+        fence(Ordering::SeqCst);
         self.0.store(AWAKE, Ordering::Release);
         wake(self.0);
     }
