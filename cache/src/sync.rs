@@ -68,12 +68,16 @@ pub enum Step {
     UpgradeCheck,
     /// Of queued writers: telling the next one that it is the first.
     PassOn,
-    /// Of following a swizzled link: that the parent is as it was.
+    /// Of following a swizzled link: that the page there is a child of the parent, and the parent is as it was.
     ParentCheck,
+    /// Of following a swizzled link to a child of the parent: that the parent is as it was.
+    SameParent,
     /// Of a miss: registering for the wake-up in the same critical section that found the page loading.
     WakerUnderLock,
     /// Of a fetch: the page is there before those who wait for it are woken.
     StateBeforeWake,
+    /// Of waiting for what is being fetched: what the caller has done before comes first.
+    FetchedFence,
     /// Of evicting: that the page still cools since the version in hand.
     EvictionCheck,
     /// Of a snapshot: the page is clean from then on, not from the end of the write.

@@ -29,10 +29,24 @@ fn builder() -> loom::model::Builder {
 /// If one of them fails, or if there was only one: then nothing was explored, for example because the code under test
 /// uses the standard library's atomics.
 pub fn explore(name: &str, model: impl Fn() + Send + Sync + 'static) -> u64 {
+    explore_by(builder(), name, model)
+}
+
+/// The same with one preemption less, for a model of many steps.
+///
+/// # Panics
+/// As [`explore`].
+pub fn explore_long(name: &str, model: impl Fn() + Send + Sync + 'static) -> u64 {
+    let mut builder = builder();
+    builder.preemption_bound = builder.preemption_bound.map(|bound| bound.saturating_sub(1).max(1));
+    explore_by(builder, name, model)
+}
+
+fn explore_by(builder: loom::model::Builder, name: &str, model: impl Fn() + Send + Sync + 'static) -> u64 {
     let executions = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&executions);
     let start = Instant::now();
-    builder().check(move || {
+    builder.check(move || {
         counted.fetch_add(1, Ordering::Relaxed);
         model();
     });

@@ -1,13 +1,15 @@
 //! Loom models of farlink's concurrent protocols.
 //!
-//! Each file in `tests/` is one protocol. Its models run the code itself, whose atomics are loom's under `--cfg loom`, in every interleaving of two or three threads that a bounded number of preemptions gives, and with
-//! every value that a relaxed load may return. Beside them stand *broken variants*: copies of one step of the protocol
+//! Each file in `tests/` is one protocol; most have one. Its models run the code itself, whose atomics are loom's under `--cfg loom`, in
+//! every interleaving of two or three threads that a bounded number of preemptions gives, and with every value that a relaxed load may
+//! return. Beside them stand *broken variants*: copies of one step of the protocol
 //! with one thing left out, which loom must refuse. They show that the model would notice.
 //!
 //! Run them with `cargo xtask loom`. Without `--cfg loom` this crate is empty.
 //!
 //! What loom does not see: stores that take effect before earlier loads of their thread (load buffering), more than
-//! seven stores to one word, and whatever needs more preemptions than the bound.
+//! seven stores to one word, whatever needs more preemptions than the bound, and other orders of what follows in an execution in which
+//! somebody has waited for some turns (`loom::skip_branch`).
 
 #[cfg(loom)]
 mod explore;
@@ -20,7 +22,7 @@ mod plain;
 
 #[cfg(loom)]
 pub use self::{
-    explore::{Running, Seen, explore, refuse, run},
+    explore::{Running, Seen, explore, explore_long, refuse, run},
     pages::{CLASS, Handle, Pages, Tree, block_on, id, refuse_without},
     peer::{Breaks, BrokenRemote, Peer, SharedMemory, Sound, now, share},
     plain::Plain,

@@ -229,7 +229,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let (level, id) = (frame.level(), frame.page()?);
         // The frame was the child's at that version if it says so now, and the parent then still is as it was.
         let is_child = frame.has_class(class) && frame.parent() == from.index();
-        if !(is_left_out(Step::ParentCheck) || is_child && from.is_current()) {
+        let is_same = || is_left_out(Step::SameParent) || from.is_current();
+        if !(is_left_out(Step::ParentCheck) || is_child && is_same()) {
             return None;
         }
         self.0.counters.hit(level);

@@ -1,19 +1,21 @@
 //! Swizzled links of the cache: swizzle against unswizzle against follow, and pinning against cooling.
 //!
 //! A root, kept by an anchor, has one link to page 2. One thread follows the link; another cools and evicts page 2 and loads
-//! page 3 into its frame. Asserted: whoever follows a swizzled link and reads validly has read page 2. For the inner pages:
+//! page 3 into its frame, or has the root link to page 3, and page 3 come there through that link. Asserted: whoever follows a swizzled link
+//! and reads validly has read the page that it led to. For the inner pages:
 //! a page that is pinned does not cool, and one that cools has no swizzled link in it. While a page below the root is
 //! fetched, another thread changes the root: it counts as current afterwards only if nothing but the link has changed, and what
 //! has lost its link is not cached.
 //!
-//! Broken variants: a follower that does not look at the parent again takes page 3 for page 2; a pin without its fence, and
+//! Broken variants: a follower that does not look at the parent again, or only whether the page is a child of the parent, takes page 3 for
+//! page 2; a pin without its fence, and
 //! cooling that does not look at the pins, cool a pinned page; a swizzle that does not compare versions makes a page current that has
 //! changed; a fetch that does not look for the link again caches a freed page.
 
 use std::sync::Arc;
 
 use farlink_cache::{Anchor, Conflict, PageCache, PageError, is_swizzled, model::Step};
-use farlink_loom_tests::{CLASS, Handle, Pages, Seen, Tree, block_on, explore, id, refuse_without, run};
+use farlink_loom_tests::{CLASS, Handle, Pages, Seen, Tree, block_on, explore, explore_long, id, refuse_without, run};
 use loom::sync::atomic::Ordering::Relaxed;
 
 /// A root with a link to page 2, and page 3.
@@ -25,12 +27,17 @@ fn handle(cache: &Arc<PageCache<Tree>>, store: &Pages, seed: u64) -> Handle {
     cache.handle(store.clone(), seed).expect("there are three handles")
 }
 
-/// Follows the root's link if it is swizzled, and reads the page there.
-fn follow_swizzled(handle: &Handle, anchor: &Anchor<Tree>) -> Option<u64> {
+/// Follows the root's link if it is swizzled, and reads the page there: what it has read, and what is in the page that the root said
+/// it leads to.
+fn follow_swizzled(handle: &Handle, anchor: &Anchor<Tree>) -> Option<[u64; 2]> {
     let root = handle.enter(anchor).ok()?;
-    let word = root.read(|words| words[1].load(Relaxed)).ok().filter(|&word| is_swizzled(word))?;
+    let [word, is_relinked] = root.read(|words| [1, 2].map(|at| words[at].load(Relaxed))).ok()?;
+    if !is_swizzled(word) {
+        return None;
+    }
     let page = block_on(handle.follow(&root, word, CLASS)).ok()?;
-    page.read(|words| words[1].load(Relaxed)).ok()
+    let read = page.read(|words| words[1].load(Relaxed)).ok()?;
+    Some([read, if is_relinked == 0 { 20 } else { 30 }])
 }
 
 /// Cools and evicts page 2. True if it went.
@@ -40,21 +47,47 @@ fn evict(handle: &Handle, _: &Anchor<Tree>, frame: u32) -> bool {
 
 /// Takes the root's link away, and frees page 2. True if it went.
 fn free(handle: &Handle, anchor: &Anchor<Tree>, _: u32) -> bool {
-    let freed = || -> Result<(), PageError> {
-        let root = handle.enter(anchor)?;
-        let word = root.read(|words| words[1].load(Relaxed))?;
-        let Ok(page) = block_on(handle.follow(&root, word, CLASS)) else { return Err(Conflict::Changed.into()) };
-        handle.change(&[&root, &page], Vec::new(), |change| {
-            change.set(0, 1, 0);
-            change.free(1);
-        })
-    };
-    freed().is_ok()
+    link_and_free(handle, anchor, 0).is_ok()
 }
+
+/// Has the root link to another page, or none, and frees page 2.
+fn link_and_free(handle: &Handle, anchor: &Anchor<Tree>, to: u64) -> Result<(), PageError> {
+    let root = handle.enter(anchor)?;
+    let word = root.read(|words| words[1].load(Relaxed))?;
+    let Ok(page) = block_on(handle.follow(&root, word, CLASS)) else { return Err(Conflict::Changed.into()) };
+    handle.change(&[&root, &page], Vec::new(), |change| {
+        change.set(0, 1, to);
+        change.set(0, 2, to);
+        change.free(1);
+    })
+}
+
+/// Has page 3 come.
+fn load(handle: &Handle, _: &Anchor<Tree>, frame: u32) -> bool {
+    block_on(handle.load(id(3), CLASS)).is_ok_and(|page| page.frame() == frame)
+}
+
+/// Frees page 2, whose link becomes one to page 3. True if it went.
+fn relink(handle: &Handle, anchor: &Anchor<Tree>, _: u32) -> bool {
+    link_and_free(handle, anchor, 3).is_ok()
+}
+
+/// Has page 3 come through the root's link to it.
+fn follow_relinked(handle: &Handle, anchor: &Anchor<Tree>, frame: u32) -> bool {
+    let Ok(root) = handle.enter(anchor) else { return false };
+    let Ok(word) = root.read(|words| words[1].load(Relaxed)) else { return false };
+    block_on(handle.follow(&root, word, CLASS)).is_ok_and(|page| page.frame() == frame)
+}
+
+/// A step of who has page 2 go and page 3 come into the frame.
+type Turn = fn(&Handle, &Anchor<Tree>, u32) -> bool;
+const EVICT: [Turn; 2] = [evict, load];
+const FREE: [Turn; 2] = [free, load];
+const RELINK: [Turn; 2] = [relink, follow_relinked];
 
 /// A follower, and one who has page 2 go and page 3 come in its place. Returns what the follower read, and whether page 3
 /// came into page 2's frame.
-fn follow_and_reuse(remove: fn(&Handle, &Anchor<Tree>, u32) -> bool) -> (Option<u64>, bool) {
+fn follow_and_reuse(turns: [Turn; 2]) -> (Option<u64>, bool) {
     let store = store();
     let cache = store.cache(2);
     let [follower, evictor] = [1, 2].map(|seed| handle(&cache, &store, seed));
@@ -67,12 +100,11 @@ fn follow_and_reuse(remove: fn(&Handle, &Anchor<Tree>, u32) -> bool) -> (Option<
     };
     let follower = run(move || {
         let seen = follow_swizzled(&follower, &anchor);
-        assert!(seen.is_none_or(|word| word == 20), "read {seen:?} through the link to page 2");
-        (seen, follower, anchor)
+        assert!(seen.is_none_or(|[read, meant]| read == meant), "read {seen:?} through the link to page 2");
+        (seen.map(|[read, _]| read), follower, anchor)
     });
     let evictor = run(move || {
-        let is_reused = remove(&evictor, &of_evictor, frame)
-            && block_on(evictor.load(id(3), CLASS)).is_ok_and(|page| page.frame() == frame);
+        let is_reused = turns.iter().all(|turn| turn(&evictor, &of_evictor, frame));
         (is_reused, evictor, of_evictor)
     });
     (follower.join().0, evictor.join().0)
@@ -193,26 +225,32 @@ fn fetch_and_free() -> [bool; 2] {
     [has_had_it, is_freed]
 }
 
-fn explore_reuse(name: &str, remove: fn(&Handle, &Anchor<Tree>, u32) -> bool) {
+fn explore_reuse(name: &str, turns: [Turn; 2], is_long: bool) {
     let (read, reused) = (Seen::new(), Seen::new());
     let seen = (read.clone(), reused.clone());
-    explore(name, move || {
-        let (word, is_reused) = follow_and_reuse(remove);
+    let model = move || {
+        let (word, is_reused) = follow_and_reuse(turns);
         if is_reused {
             seen.1.mark();
-            if word.is_some() {
+            if word == Some(20) {
                 seen.0.mark();
             }
         }
-    });
+    };
+    if is_long {
+        explore_long(name, model)
+    } else {
+        explore(name, model)
+    };
     reused.require("the frame is given to another page");
     read.require("the follower reads before that");
 }
 
 #[test]
 fn a_follower_reads_the_page_that_the_link_led_to() {
-    explore_reuse("cache links, follow and evict", evict);
-    explore_reuse("cache links, follow and free", free);
+    explore_reuse("cache links, follow and evict", EVICT, false);
+    explore_reuse("cache links, follow and free", FREE, false);
+    explore_reuse("cache links, follow and relink", RELINK, true);
 }
 
 #[test]
@@ -287,10 +325,13 @@ fn broken_fetches_cache_a_freed_page() {
 #[test]
 fn broken_followers_take_another_page_for_theirs() {
     refuse_without(Step::ParentCheck, "cache links, parent not looked at again", "through the link to page 2", || {
-        follow_and_reuse(evict);
+        follow_and_reuse(EVICT);
     });
     refuse_without(Step::ParentCheck, "cache links, parent not looked at again", "through the link to page 2", || {
-        follow_and_reuse(free);
+        follow_and_reuse(FREE);
+    });
+    refuse_without(Step::SameParent, "cache links, another child of the parent", "through the link to page 2", || {
+        follow_and_reuse(RELINK);
     });
 }
 
