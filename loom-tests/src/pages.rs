@@ -12,7 +12,7 @@ use std::{
 };
 
 use farlink_cache::{CacheHandle, Layout, PageCache, PageId, SizeClass, Store, model};
-use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
 /// The size of all pages here.
 pub const CLASS: SizeClass = SizeClass::of_bytes(64).expect("64 is a page's size");
@@ -47,6 +47,10 @@ struct Shared {
     is_slow: PlainBool,
     /// Whether the next write fails.
     fails: PlainBool,
+    /// Whether pages are let in at all, for reads that look whether they are: behind a fence, or not.
+    is_shut: AtomicBool,
+    looks: PlainBool,
+    fences: PlainBool,
 }
 
 /// [`refuse`](crate::refuse) for a model of the cache that leaves a step out.
@@ -117,6 +121,17 @@ impl Pages {
         self.0.fails.store(true, Relaxed);
     }
 
+    /// Has reads look whether pages are let in.
+    pub fn look(&self, fences: bool) {
+        self.0.looks.store(true, Relaxed);
+        self.0.fences.store(fences, Relaxed);
+    }
+
+    /// Lets no more pages in.
+    pub fn shut(&self) {
+        self.0.is_shut.store(true, Ordering::Relaxed);
+    }
+
     async fn pass_time(&self) {
         let mut is_over = !self.0.is_slow.load(Relaxed);
         poll_fn(|cx| {
@@ -143,6 +158,12 @@ impl Store for Pages {
         self.pass_time().await;
         let mut words = vec![0; class.words()];
         words[..2].copy_from_slice(self.pages().get(&page).ok_or(Refused)?);
+        if self.0.fences.load(Relaxed) {
+            fence(Ordering::SeqCst);
+        }
+        if self.0.looks.load(Relaxed) && self.0.is_shut.load(Ordering::Relaxed) {
+            return Err(Refused);
+        }
         Ok(words)
     }
 

@@ -22,6 +22,7 @@ use farlink_runtime::{
     ptr::{RemotePtr, ServerId},
     redo::{Recover, Room},
     remote::{Payload, Remote},
+    server::LocalMemory,
     sync::AtomicU64,
 };
 
@@ -51,6 +52,11 @@ impl Memory {
     /// The words themselves, for setting up, for looking at the end, and for variants that break what an endpoint does.
     pub fn words(&self) -> &[AtomicU64] {
         &self.0.raw_words(ServerId::new(0).expect("0 is a server id"))[START / 8..]
+    }
+
+    /// The same, for a thread of the memory server.
+    pub fn local(&self) -> LocalMemory {
+        self.0.memory(ServerId::new(0).expect("0 is a server id")).expect("it is in this process")
     }
 
     /// The index of the word at an address.

@@ -36,7 +36,7 @@ struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Step {
-    /// Explores the loom models of all concurrent protocols, built with `--cfg loom` into target/loom.
+    /// Explores the loom models of the concurrent protocols, built with `--cfg loom` into target/loom.
     Loom {
         /// Preemptions per execution. Three take minutes, two a minute.
         #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]

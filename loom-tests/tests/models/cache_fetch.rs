@@ -1,9 +1,11 @@
 //! Misses of the cache: two threads want one page that is not there.
 //!
 //! Asserted: the store is read once, both see the page, and whoever waits for the other's fetch is woken; if the fetch is
-//! given up half-way, the other one does it. (Who is never woken fails.)
+//! given up half-way, the other one does it. (Who is never woken fails.) Somebody has the store let no more pages in, and waits for those
+//! that are on their way: none comes after that.
 //!
-//! Broken variants: a waiter that registers after it has let go of the table's lock; waiters woken before the page is there.
+//! Broken variants: a waiter that registers after it has let go of the table's lock; waiters woken before the page is there; either side
+//! of the wait without its fence.
 
 use std::{
     future::Future,
@@ -12,7 +14,7 @@ use std::{
 };
 
 use farlink_cache::model::Step;
-use farlink_loom_tests::{CLASS, Handle, Pages, Seen, block_on, explore, id, refuse_without, run};
+use farlink_loom_tests::{CLASS, Handle, Pages, Seen, block_on, explore, id, refuse, refuse_without, run};
 use loom::sync::atomic::Ordering::Relaxed;
 
 /// Two handles of a cache in which nothing is, each with a free frame at hand.
@@ -63,6 +65,49 @@ fn load_and_drop() -> bool {
     let loader = loader.join();
     assert_eq!(loader.cache().places(id(2)).len(), 1);
     store.reads() == 2
+}
+
+/// A load, and somebody who has no more pages let in. True if he finds the page.
+fn load_and_shut(fences: bool) -> bool {
+    let (store, [loader, shutter]) = setup();
+    store.look(fences);
+    let loader = run(move || {
+        let is_let_in = block_on(loader.load(id(2), CLASS)).is_ok();
+        (is_let_in, loader)
+    });
+    let shutter = run(move || {
+        store.shut();
+        block_on(shutter.until_fetched());
+        let mut is_here = false;
+        shutter.for_each_page(|page, _, _| is_here |= page == id(2));
+        (is_here, shutter)
+    });
+    let ((is_let_in, _loader), (is_here, _shutter)) = (loader.join(), shutter.join());
+    assert!(is_here || !is_let_in, "a page comes that was not waited for");
+    is_here
+}
+
+#[test]
+fn what_the_store_has_let_in_is_waited_for() {
+    let here = Seen::new();
+    let seen = here.clone();
+    explore("cache fetch, no more let in", move || {
+        if load_and_shut(true) {
+            seen.mark();
+        }
+    });
+    here.require("the page is found");
+}
+
+#[test]
+fn broken_waits_miss_a_page_on_its_way() {
+    let late = "was not waited for";
+    refuse("cache fetch, let in without a fence", late, || {
+        load_and_shut(false);
+    });
+    refuse_without(Step::FetchedFence, "cache fetch, waited for without a fence", late, || {
+        load_and_shut(true);
+    });
 }
 
 #[test]

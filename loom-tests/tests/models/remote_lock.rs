@@ -3,8 +3,9 @@
 //! A writer compare-and-swaps the lock word from the one that its copy was read under, WRITEs the changed words and the
 //! checksum that goes with the next version, and unlocks by writing that version. A reader proves its copy whole in one of
 //! two ways: by the checksum, in one READ whose words may come from different moments; or by reading the lock word, the
-//! page, and the lock word again, with a wait after each. All of that is the runtime's own code
-//! ([`model::read`], [`model::change`]), over real endpoints of the `mem` fabric.
+//! page, and the lock word again, with a wait after each. A thread of the memory server does the same in its own memory, by the
+//! processor's instructions. All of that is the runtime's own code ([`model::read`], [`model::change`], [`model::read_here`],
+//! [`model::change_here`]), over real endpoints of the `mem` fabric.
 //!
 //! Asserted: an accepted copy is the page as it was at the version in its lock word; a lock that is had proves the copy
 //! current, so no change is lost; several pages are locked all or none; and nobody takes a sound page for corrupt while
@@ -12,7 +13,8 @@
 //!
 //! Broken variants put something between the protocol and the endpoint: a READ whose words pass for one moment's, or whose
 //! checksum passes for another version's; a lock word that is read twice without waiting; an unlock before the data, or
-//! without *release*; a WRITE without its fence; a compare-and-swap in two steps, or one that claims to have succeeded.
+//! without *release*; a WRITE without its fence; a compare-and-swap in two steps, or one that claims to have succeeded;
+//! a look at the pages that a change relies on which passes its locks.
 
 use std::{cell::RefCell, sync::Arc};
 
@@ -23,7 +25,7 @@ use farlink_runtime::{
     change::Role,
     error::Error,
     lock::{LockState, LockWord},
-    one_sided::{PageCopy, Proof, model},
+    one_sided::{OneSidedPages, PageCopy, Proof, model},
     page::{self, CHECKSUM, HEADER_WORDS, Identity, LOCK, SizeClass, StructureId},
     ptr::RemotePtr,
     sync::Ordering,
@@ -69,15 +71,26 @@ fn change<B: Breaks>(peer: &Peer, breaks: B, copies: Vec<PageCopy>) -> bool {
 
 /// [`change`], but of pages that are only relied on.
 fn change_as<B: Breaks>(peer: &Peer, breaks: B, copies: Vec<(PageCopy, Role)>) -> bool {
+    let add = add_to(&copies);
+    now(model::change(&peer.remote(breaks), STRUCTURE, copies, None, add)).expect("mem refuses nothing")
+}
+
+/// [`change_as`] by a thread of the memory server.
+fn change_here(peer: &Peer, copies: Vec<(PageCopy, Role)>) -> bool {
+    let add = add_to(&copies);
+    let changed = model::change_here(&peer.remote(Sound), STRUCTURE, &peer.memory().local(), copies, None, add);
+    changed.expect("mem refuses nothing")
+}
+
+fn add_to(copies: &[(PageCopy, Role)]) -> impl FnOnce(&mut OneSidedPages) + use<> {
     let mut slots = Pages::new();
     let slots: Vec<_> = copies.iter().map(|&(_, role)| (slots.add(()), role)).collect();
-    let add = |pages: &mut farlink_runtime::one_sided::OneSidedPages| {
+    |pages| {
         for (slot, _) in slots.into_iter().filter(|&(_, role)| role != Role::ReliedOn) {
             let content = pages.page(slot).word(CONTENT);
             pages.set(slot, CONTENT, content + 10);
         }
-    };
-    now(model::change(&peer.remote(breaks), STRUCTURE, copies, add)).expect("mem refuses nothing")
+    }
 }
 
 fn copy<B: Breaks>(peer: &Peer, breaks: B, proof: Proof, index: usize) -> Result<PageCopy, Interrupt> {
@@ -89,18 +102,36 @@ fn read_and_change<B: Breaks + Copy>(peer: &Peer, reads: B, proof: Proof, writes
     change(peer, writes, vec![copy])
 }
 
+/// [`copy`] by a thread of the memory server.
+fn copy_here(peer: &Peer) -> PageCopy {
+    let (peer, memory) = (peer.remote(Sound), peer.memory());
+    let copy = now(model::read_here(&peer, STRUCTURE, &memory.local(), memory.at(0), CLASS));
+    copy.expect("a sound page was taken for something else")
+}
+
+fn read_and_change_here(peer: &Peer) -> bool {
+    change_here(peer, vec![(copy_here(peer), Role::AsRead)])
+}
+
 /// A writer that changes the page once, and a reader.
 fn writer_and_reader<R, W>(reads: R, proof: Proof, writes: W) -> u64
 where
     R: Breaks + Copy + 'static,
     W: Breaks + 'static,
 {
+    write_and_read(
+        |peer| read_and_change(peer, Sound, Proof::Checksum, writes),
+        move |peer| read(peer, reads, proof, 0),
+    )
+}
+
+fn write_and_read(write: impl FnOnce(&Peer) -> bool + 'static, read: impl FnOnce(&Peer) -> Buffer + 'static) -> u64 {
     let memory = pages(1);
     let of_writer = Arc::clone(&memory);
-    let writer = run(move || read_and_change(&Peer::new(&of_writer), Sound, Proof::Checksum, writes));
+    let writer = run(move || write(&Peer::new(&of_writer)));
     let reader = run(move || {
         let peer = Peer::new(&memory);
-        let words = read(&peer, reads, proof, 0);
+        let words = read(&peer);
         let lock = LockWord::from_word(words[LOCK]);
         assert_eq!(lock.state(), LockState::Unlocked);
         assert_eq!(words[CONTENT], content_at(lock.version()), "a torn copy was accepted");
@@ -116,10 +147,16 @@ where
     R: Breaks + Copy + 'static,
     W: Breaks + Copy + 'static,
 {
+    let write = move |peer: &Peer| read_and_change(peer, reads, proof, writes);
+    two_write([write, write])
+}
+
+fn two_write<F: FnOnce(&Peer) -> bool + 'static>(writes: [F; 2]) -> [bool; 2] {
     let memory = pages(1);
-    let writers = [1, 2].map(|owner| {
-        let memory = Arc::clone(&memory);
-        run(move || read_and_change(&Peer::of(&memory, owner), reads, proof, writes))
+    let mut owners = 1..;
+    let writers = writes.map(|write| {
+        let (memory, owner) = (Arc::clone(&memory), owners.next().expect("there are two"));
+        run(move || write(&Peer::of(&memory, owner)))
     });
     let outcomes = writers.map(Running::join);
     let changes = outcomes.iter().filter(|&&outcome| outcome).count() as u64;
@@ -155,9 +192,13 @@ fn two_writers_of_two_pages<W: Breaks + Copy + 'static>(writes: W) -> [bool; 2] 
 }
 
 fn explore_proof<R: Breaks + Copy + Send + Sync + 'static>(name: &str, reads: R, proof: Proof) {
+    explore_reads(name, move || writer_and_reader(reads, proof, Sound));
+}
+
+fn explore_reads(name: &str, version: impl Fn() -> u64 + Send + Sync + 'static) {
     let (old, new) = (Seen::new(), Seen::new());
     let seen = (old.clone(), new.clone());
-    explore(name, move || match writer_and_reader(reads, proof, Sound) {
+    explore(name, move || match version() {
         FIRST => seen.0.mark(),
         _ => seen.1.mark(),
     });
@@ -175,6 +216,19 @@ fn lock_body_lock_proves_a_copy_whole() {
     // Against writers that lock it needs no checksum.
     explore_proof("remote lock, lock-body-lock", Trusting, Proof::LockBodyLock);
     explore_proof("remote lock, lock-body-lock with the checksum", Sound, Proof::LockBodyLock);
+}
+
+#[test]
+fn a_page_is_whole_beside_a_thread_of_the_memory_server() {
+    explore_reads("remote lock, written here, checksum", || {
+        write_and_read(read_and_change_here, |peer| read(peer, Sound, Proof::Checksum, 0))
+    });
+    explore_reads("remote lock, written here, lock-body-lock", || {
+        write_and_read(read_and_change_here, |peer| read(peer, Trusting, Proof::LockBodyLock, 0))
+    });
+    explore_reads("remote lock, read here", || {
+        write_and_read(|peer| read_and_change(peer, Sound, Proof::Checksum, Sound), |peer| copy_here(peer).into_words())
+    });
 }
 
 /// An owner that writes a whole page back, lock word included, without taking the lock, and a reader.
@@ -238,6 +292,23 @@ fn no_change_of_two_writers_is_lost() {
 }
 
 #[test]
+fn no_change_beside_one_by_a_thread_of_the_memory_server_is_lost() {
+    let (both, conflict) = (Seen::new(), Seen::new());
+    let seen = (both.clone(), conflict.clone());
+    explore("remote lock, two writers, one of them here", move || {
+        let writes: [fn(&Peer) -> bool; 2] =
+            [|peer| read_and_change(peer, Sound, Proof::Checksum, Sound), read_and_change_here];
+        match two_write(writes) {
+            [true, true] => seen.0.mark(),
+            [false, false] => panic!("nobody got through"),
+            _ => seen.1.mark(),
+        }
+    });
+    both.require("both writers get through");
+    conflict.require("a compare-and-swap fails");
+}
+
+#[test]
 fn two_pages_are_locked_all_or_none() {
     let (both, none) = (Seen::new(), Seen::new());
     let seen = (both.clone(), none.clone());
@@ -250,35 +321,78 @@ fn two_pages_are_locked_all_or_none() {
     none.require("each holds one page, and both give up");
 }
 
-/// Two changes, each of which alters the page that the other relies on: no order of them allows both.
+/// Carries a change out.
+type Changes = fn(&Peer, Vec<(PageCopy, Role)>) -> bool;
+
+/// Two changes, each of which alters the page that the other relies on: no order of them allows both. Whether one got through.
+fn relied_on(changes: [Changes; 2]) -> bool {
+    let memory = pages(2);
+    let [first, second] = changes;
+    let writers = [(1, [0, 1], first), (2, [1, 0], second)].map(|(owner, order, change)| {
+        let memory = Arc::clone(&memory);
+        run(move || {
+            let peer = Peer::of(&memory, owner);
+            let copies = order.map(|index| copy(&peer, Sound, Proof::Checksum, index));
+            // Locked by the other one already: it lost.
+            let [Ok(altered), Ok(relied_on)] = copies else { return None };
+            let is_first = [&altered, &relied_on]
+                .iter()
+                .all(|copy| copy.read(|words| words[CONTENT]).unwrap() == content_at(FIRST));
+            let had = change(&peer, vec![(altered, Role::AsRead), (relied_on, Role::ReliedOn)]);
+            Some(had && is_first)
+        })
+    });
+    match writers.map(Running::join) {
+        [Some(true), Some(true)] => panic!("both changed a page that the other had relied on"),
+        [Some(true), _] | [_, Some(true)] => true,
+        _ => false,
+    }
+}
+
+fn change_remotely(peer: &Peer, copies: Vec<(PageCopy, Role)>) -> bool {
+    change_as(peer, Sound, copies)
+}
+
 #[test]
 fn of_two_changes_that_rely_on_each_other_one_is_refused() {
-    let (one, none) = (Seen::new(), Seen::new());
-    let seen = (one.clone(), none.clone());
-    explore("remote lock, relied on", move || {
-        let memory = pages(2);
-        let writers = [(1, [0, 1]), (2, [1, 0])].map(|(owner, order)| {
-            let memory = Arc::clone(&memory);
-            run(move || {
-                let peer = Peer::of(&memory, owner);
-                let copies = order.map(|index| copy(&peer, Sound, Proof::Checksum, index));
-                // Locked by the other one already: it lost.
-                let [Ok(altered), Ok(relied_on)] = copies else { return None };
-                let is_first = [&altered, &relied_on]
-                    .iter()
-                    .all(|copy| copy.read(|words| words[CONTENT]).unwrap() == content_at(FIRST));
-                let had = change_as(&peer, Sound, vec![(altered, Role::AsRead), (relied_on, Role::ReliedOn)]);
-                Some(had && is_first)
-            })
+    let both: [(&str, [Changes; 2]); 2] = [
+        ("remote lock, relied on", [change_remotely, change_remotely]),
+        ("remote lock, relied on, one of them here", [change_remotely, change_here]),
+    ];
+    for (name, changes) in both {
+        let (one, none) = (Seen::new(), Seen::new());
+        let seen = (one.clone(), none.clone());
+        explore(name, move || match relied_on(changes) {
+            true => seen.0.mark(),
+            false => seen.1.mark(),
         });
-        match writers.map(Running::join) {
-            [Some(true), Some(true)] => panic!("both changed a page that the other had relied on"),
-            [Some(true), _] | [_, Some(true)] => seen.0.mark(),
-            _ => seen.1.mark(),
-        }
+        one.require("one of them gets through");
+        none.require("each sees the other's lock");
+    }
+}
+
+/// READs of lock words that pass the compare-and-swaps before them, as they might without a fence.
+#[derive(Default)]
+struct ReadsFirst(RefCell<Vec<Buffer>>);
+
+impl Breaks for ReadsFirst {
+    fn compare_swap(&self, peer: &Peer, at: RemotePtr, expected: u64, new: u64) -> u64 {
+        let other = peer.memory().at(WORDS - peer.memory().index(at));
+        self.0.borrow_mut().push(peer.read_buffer(other, 1));
+        peer.swap(at, expected, new)
+    }
+
+    fn read(&self, peer: &Peer, at: RemotePtr, words: usize) -> Buffer {
+        self.0.borrow_mut().pop().unwrap_or_else(|| peer.read_buffer(at, words))
+    }
+}
+
+#[test]
+fn broken_looks_at_what_is_relied_on_pass_the_locks() {
+    let changes: Changes = |peer, copies| change_as(peer, ReadsFirst::default(), copies);
+    refuse("remote lock, relied on, read before the locks", "both changed a page", move || {
+        relied_on([changes, changes]);
     });
-    one.require("one of them gets through");
-    none.require("each sees the other's lock");
 }
 
 /// Counts the copies that a reader refuses.
@@ -416,6 +530,9 @@ impl Breaks for Relaxed {
 #[test]
 fn broken_writes_are_caught() {
     let torn = "a torn copy was accepted";
+    refuse("remote lock, written here and trusted", torn, || {
+        write_and_read(read_and_change_here, |peer| read(peer, Trusting, Proof::Checksum, 0));
+    });
     refuse("remote lock, unlock first", torn, || {
         writer_and_reader(Trusting, Proof::LockBodyLock, UnlocksFirst::default());
     });
