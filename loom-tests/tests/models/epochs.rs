@@ -314,6 +314,7 @@ const ENDS_RELAXED: u8 = 2;
 const BEGINS_RELAXED: u8 = 3;
 const SEEN_RELAXED: u8 = 4;
 const RESTS_UNNOTICED: u8 = 5;
+const NOTHING: u8 = 6;
 
 /// The running operations' epochs, the oldest first.
 type Began = Rc<RefCell<Vec<u64>>>;
@@ -372,6 +373,13 @@ impl<const WHAT: u8> Domain for Broken<WHAT> {
         worker.borrow_mut().push(epoch);
         BrokenPin { slot: Arc::clone(&self.slot), began: Rc::clone(worker) }
     }
+}
+
+/// What is wrong with the broken variants is what they differ in from this one.
+#[test]
+fn the_copy_with_nothing_left_out_does() {
+    explore_all("epochs, the copy, one by one", || one_server::<Broken<NOTHING>>(one_by_one));
+    explore_all("epochs, the copy, overlapping", || one_server::<Broken<NOTHING>>(overlapping));
 }
 
 fn refuse_variant(name: &str, model: fn() -> Outcome) {

@@ -73,17 +73,27 @@ fn changes<L: Locks, const N: usize>(wanted: [&'static [usize]; N]) -> [bool; N]
     had
 }
 
-#[test]
-fn overlapping_changes_exclude_each_other_and_one_gets_through() {
+fn explore_both_slots<L: Locks>(name: &str) {
     let (one, both) = (Seen::new(), Seen::new());
     let seen = (one.clone(), both.clone());
-    explore("local locks, both slots twice", move || {
-        let had = changes::<Real, 2>([&[0, 1], &[1, 0]]);
+    explore(name, move || {
+        let had = changes::<L, 2>([&[0, 1], &[1, 0]]);
         assert!(had[0] || had[1], "both failed");
         if had[0] && had[1] { seen.1.mark() } else { seen.0.mark() }
     });
     one.require("one change fails");
     both.require("both get through, one after the other");
+}
+
+#[test]
+fn overlapping_changes_exclude_each_other_and_one_gets_through() {
+    explore_both_slots::<Real>("local locks, both slots twice");
+}
+
+/// What is wrong with the broken variants is what they differ in from this one.
+#[test]
+fn the_copy_with_nothing_left_out_does() {
+    explore_both_slots::<Arc<Broken<NOTHING>>>("local locks, the copy, both slots twice");
 }
 
 #[test]
@@ -106,6 +116,7 @@ const TAKEN_IN_TWO_STEPS: u8 = 0;
 const FREED_RELAXED: u8 = 1;
 const KEEPS_ON_FAILURE: u8 = 2;
 const UNSORTED: u8 = 3;
+const NOTHING: u8 = 4;
 
 struct BrokenGuard<const WHAT: u8>(Arc<Broken<WHAT>>, Vec<usize>);
 

@@ -102,6 +102,9 @@ impl<const FLAG_FIRST: bool> Waiting for Apart<FLAG_FIRST> {
     }
 }
 
+/// Batches that one leader writes. With the second it wakes those who were left by the first.
+const LED_MAX: usize = 2;
+
 #[derive(Default)]
 struct Log<W> {
     arrived: AtomicU64,
@@ -113,12 +116,16 @@ impl<W: Waiting> Log<W> {
         self.arrived.load(Ordering::Acquire) >= batch
     }
 
-    /// Writes one batch, if anybody waits.
+    /// Writes two batches at most, as long as anybody waits.
     fn lead(&self) {
-        if self.waiting.wake(self.arrived.load(Ordering::Acquire)) {
-            self.arrived.fetch_add(1, Ordering::AcqRel);
-            self.waiting.hand_over();
+        let mut arrived = self.arrived.load(Ordering::Acquire);
+        for _ in 0..LED_MAX {
+            if !self.waiting.wake(arrived) {
+                return;
+            }
+            arrived = 1 + self.arrived.fetch_add(1, Ordering::AcqRel);
         }
+        self.waiting.hand_over();
     }
 
     /// An operation is polled; what it is woken by, unless it has come to its end.
@@ -136,9 +143,11 @@ impl<W: Waiting> Log<W> {
 
 fn model<W: Waiting>(slept: &Seen, missed: &Seen) {
     let log = Arc::<Log<W>>::default();
-    let of_other = Arc::clone(&log);
-    let other = run(move || of_other.poll(1, 1));
-    let waiting = [(0, 1, log.poll(0, 1)), (0, 2, log.poll(0, 2)), (1, 1, other.join())];
+    let [of_one, of_other] = [Arc::clone(&log), Arc::clone(&log)];
+    let one = run(move || [of_one.poll(0, 1), of_one.poll(0, 2)]);
+    let other = run(move || of_other.poll(1, 3));
+    let ([first, second], third) = (one.join(), other.join());
+    let waiting = [(0, 1, first), (0, 2, second), (1, 3, third)];
     for (worker, batch, mut woken) in waiting {
         match woken {
             Some(_) => slept.mark(),
