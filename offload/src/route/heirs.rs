@@ -38,8 +38,7 @@ impl<P: Plugin> Inner<P> {
             return;
         }
         let mut heirs = None;
-        for region in map.unowned(&P::Region::everything()).iter().filter(|gap| gap.overlap(about) != Overlap::Outside)
-        {
+        for region in map.gaps.iter().filter(|gap| gap.overlap(about) != Overlap::Outside) {
             if let Err(error) = self.take_or_have_taken(region, &mut heirs).await {
                 tracing::debug!(structure = self.routes.structure().name, %error, "did not take what nobody owns");
             }

@@ -108,9 +108,7 @@ impl<P: Plugin> Inner<P> {
                 let asked_ns = self.worker.clock().now_ns();
                 let outcome = match map.owner_of(&operation.scope()) {
                     Some(&owner) => self.at(owner, operation, map.epoch).await,
-                    None if map.unowned(&operation.scope()).is_empty() => {
-                        return operation.route(&Parts { of: self, map }).await;
-                    }
+                    None if map.covers(&operation.scope()) => return operation.route(&Parts { of: self, map }).await,
                     None => Err(Error::NoOwner { name: self.routes.structure().name.clone() }),
                 };
                 match outcome {
@@ -279,7 +277,7 @@ struct Patience {
     attempt: u32,
 }
 
-/// The parts of a structure that has an owner for everything.
+/// The parts of a structure that has owners for all that the operation is about.
 struct Parts<'a, P: Plugin> {
     of: &'a Inner<P>,
     map: Rc<RouteMap<P::Region>>,

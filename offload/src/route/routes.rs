@@ -20,6 +20,8 @@ use farlink_runtime::{
 pub(super) struct RouteMap<R> {
     pub(super) epoch: u64,
     pub(super) parts: Vec<(OwnerId, R)>,
+    /// What nobody owns.
+    pub(super) gaps: Vec<R>,
 }
 
 impl<R: Region> RouteMap<R> {
@@ -28,7 +30,8 @@ impl<R: Region> RouteMap<R> {
         for (owner, part) in map.owners() {
             parts.extend(part.to_region::<R>()?.map(|region| (owner, region)));
         }
-        Ok(Self { epoch: map.epoch, parts })
+        let gaps = gaps(parts.iter().map(|(_, region)| region));
+        Ok(Self { epoch: map.epoch, parts, gaps })
     }
 
     /// The owner of a part in which all of a region lies.
@@ -37,18 +40,26 @@ impl<R: Region> RouteMap<R> {
         self.parts.iter().find(|(_, part)| region.overlap(part) == Overlap::Inside).map(|(owner, _)| owner)
     }
 
-    /// What of a region nobody owns.
-    pub(super) fn unowned(&self, region: &R) -> Vec<R> {
-        // Of what has nothing in it there is nothing to own.
-        let whole = (region.overlap(region) == Overlap::Inside).then(|| region.clone());
-        self.parts.iter().fold(whole.into_iter().collect(), |gaps: Vec<R>, (_, part)| {
-            let left = |gap: R| match gap.overlap(part) {
-                Overlap::Outside => vec![gap],
-                _ => gap.without(part).unwrap_or_default(),
-            };
-            gaps.into_iter().flat_map(left).collect()
-        })
+    /// Whether all of a region has owners.
+    pub(super) fn covers(&self, region: &R) -> bool {
+        let has_nothing = || region.overlap(region) != Overlap::Inside;
+        self.gaps.iter().all(|gap| gap.overlap(region) == Overlap::Outside) || has_nothing()
     }
+}
+
+/// All but these regions. Of those that cannot be cut, all of a gap counts as one.
+fn gaps<'a, R: Region>(owned: impl Iterator<Item = &'a R> + Clone) -> Vec<R> {
+    if R::are_everything(&owned.clone().cloned().collect::<Vec<_>>()) {
+        return Vec::new();
+    }
+    owned.fold(vec![R::everything()], |gaps, owned| {
+        let left = |gap: R| match gap.overlap(owned) {
+            Overlap::Outside => vec![gap],
+            Overlap::Inside => Vec::new(),
+            Overlap::Partly => gap.without(owned).unwrap_or_else(|| vec![gap]),
+        };
+        gaps.into_iter().flat_map(left).collect()
+    })
 }
 
 /// The partition map of a structure, as all workers of a process know it. Cheap to clone.

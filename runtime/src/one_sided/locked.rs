@@ -1,8 +1,8 @@
 //! Pages that stay locked while their change is computed: an owner's, who changes pages that others share together with its own
 //! ones, which it has in a cache (DEX, VLDB 2024, section 4).
 //!
-//! 1. [`OneSided::lock`](super::OneSided::lock): local slots, then a record that names the locks, and behind it a compare-and-swap for
-//!    each page, all or none.
+//! 1. [`OneSided::lock`](super::OneSided::lock): local slots, then the caller is asked whether the locks may go out; then a record that
+//!    names them, and behind it a compare-and-swap for each page, all or none.
 //! 2. The owner changes its own pages, and computes what becomes of these, without suspending. All of that is one batch of its
 //!    [log](crate::write_ahead), which arrives before step 3.
 //! 3. [`LockedPages::finish`]: new pages, then the changed words of the old ones, and behind them the unlocks, as in every
@@ -80,7 +80,11 @@ impl<G> Offer<G> {
                     }
                     worker.yield_now().await;
                 }
-                drop(offered.upgrade().and_then(|offer| offer.take()));
+                if let Some(locked) = offered.upgrade().and_then(|offer| offer.take()) {
+                    bump(&worker.count().lock_conflicts);
+                    tracing::debug!("locks are given back that nobody has fetched");
+                    drop(locked);
+                }
             }
         };
         drop(worker.spawn_to_end(give_back));

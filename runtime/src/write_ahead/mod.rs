@@ -466,7 +466,7 @@ impl Log {
     /// are freed by those who do it.
     ///
     /// # Errors
-    /// Why the log [is stuck](Log::is_stuck); if a memory server is lost, or there is no buffer.
+    /// Why the log [is stuck](Log::is_stuck); if a memory server is lost: then it is stuck.
     pub async fn wipe(&self, worker: &Handle) -> Result<(), Error> {
         let mut attempt = 0;
         let segments = loop {

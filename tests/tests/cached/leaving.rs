@@ -168,6 +168,7 @@ fn who_is_dropped_in_an_operation_changes_nothing_that_has_gone() {
         let given = worker.block_on(poll_fn(|cx| {
             cx.waker().wake_by_ref();
             turns += 1;
+            assert!(turns < 100 * TURNS, "{rest}: somebody stays inside");
             if turns > TURNS {
                 busy.worker.turn();
             }
@@ -185,7 +186,7 @@ fn who_is_dropped_in_an_operation_changes_nothing_that_has_gone() {
             taking.as_mut().poll(cx)
         }));
         taken.unwrap();
-        for _ in 0..1000 {
+        for _ in 0..200 {
             let lock = LockWord::from_word(guest.worker.block_on(guest.worker.read(parent, 1)).unwrap()[LOCK]);
             assert_ne!(lock.state(), LockState::LockedBy(from.member.compute.owner()), "{rest}");
             busy.worker.turn();
@@ -207,7 +208,7 @@ fn who_is_dropped_in_an_operation_changes_nothing_that_has_gone() {
 /// what it has locked is unlocked, and it goes on later.
 #[test]
 fn who_is_not_polled_keeps_nobody_from_a_shared_page() {
-    let mut model = sparse(1000);
+    let model = sparse(1000);
     let fabric = fabric(FabricProfile::Fast, 256, &model, 0.8);
     let guest = Member::join(&fabric, 9);
     let cuts = [3000].map(|key| guest.worker.block_on(guest.tree.leaf_low(key)).unwrap());
@@ -215,35 +216,40 @@ fn who_is_not_polled_keeps_nobody_from_a_shared_page() {
     let owners = [Owner::with(&fabric, 1, &[low], logged()), Owner::with(&fabric, 2, &[high], logged())];
     let busy = owners[0].member.colleague();
     let tree = Ordered::over(owners[0].holdings.here(&busy.worker));
-    // Leaves whose parent others share.
-    let keys = (low.high.unwrap() - 40..low.high.unwrap()).filter(|key| key % 10 != 0);
-    let (mut steps, mut waited) = (0, 0);
-    for key in keys {
-        let mut inserting = pin!(tree.insert(key, 1));
-        loop {
-            if let Poll::Ready(ended) = inserting.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-                ended.unwrap();
-                break;
-            }
-            busy.worker.turn();
-            steps += 1;
-            if steps % 7 > 0 {
-                continue;
-            }
-            let (mut reading, mut turns) = (pin!(guest.tree.get(3010)), 0);
-            let read = guest.worker.block_on(poll_fn(|cx| {
-                cx.waker().wake_by_ref();
+    // Of a leaf whose parent others share; it splits, and merges again.
+    let keys: Vec<u64> = (low.high.unwrap() - 19..low.high.unwrap()).filter(|key| key % 10 != 0).collect();
+    let mut waited = 0;
+    for rest in 0..5 * RESTS {
+        for &key in &keys {
+            let mut inserting = pin!(tree.insert(key, 1));
+            let mut step = 0;
+            loop {
+                if let Poll::Ready(ended) = inserting.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                    ended.unwrap();
+                    break;
+                }
                 busy.worker.turn();
-                turns += 1;
-                assert!(turns < 10 * TURNS, "{key}: a page stays locked");
-                reading.as_mut().poll(cx)
-            }));
-            assert_eq!(read.unwrap(), Some(301));
-            waited += u32::from(turns > TURNS / 4);
+                step += 1;
+                if step != rest {
+                    continue;
+                }
+                let (mut reading, mut turns) = (pin!(guest.tree.get(3010)), 0);
+                let read = guest.worker.block_on(poll_fn(|cx| {
+                    cx.waker().wake_by_ref();
+                    busy.worker.turn();
+                    turns += 1;
+                    assert!(turns < 100 * TURNS, "{rest}, {key}: a page stays locked");
+                    reading.as_mut().poll(cx)
+                }));
+                assert_eq!(read.unwrap(), Some(301));
+                waited += u32::from(turns > TURNS / 4);
+            }
         }
-        model.insert(key, 1);
+        for &key in &keys {
+            assert_eq!(busy.worker.block_on(tree.remove(key)).unwrap(), Some(1));
+        }
     }
-    assert!(waited > 0, "nothing was locked in {steps} steps");
+    assert!(waited > 0, "nothing was locked as it rested");
     drop((tree, busy));
     owners.iter().for_each(Owner::close);
     settle(owners.iter().map(|owner| &owner.member).chain([&guest]));
