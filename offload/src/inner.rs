@@ -27,6 +27,7 @@ use farlink_runtime::{
     one_sided::{OneSided, OneSidedPages, PageCopy},
     page::{LOCK, SizeClass, has_words},
 };
+use smallvec::SmallVec;
 
 use crate::store::{CacheLayout, RemoteStore, page_id, to_cache};
 
@@ -235,7 +236,7 @@ impl<P: Plugin> Access for CachedInner<P> {
         f: impl FnOnce(&mut Self::PagesMut<'a>) -> R,
     ) -> Result<(R, Pages<Self::Page<'a>>), Interrupt> {
         let (old, new) = pages.into_parts();
-        let old: Vec<_> = old.collect();
+        let old: SmallVec<[_; 4]> = old.collect();
         // A page of which the copy is old may be anybody's by now. Where an atomic may undo a WRITE, no lock of it is tried in vain. What
         // is current now is not reused before this operation has ended.
         if !self.context().worker.capabilities().atomic_against_writes {

@@ -465,7 +465,7 @@ async fn write_first_pages<P: Plugin>(access: &OneSided<P>, root: NewPage, descr
 }
 
 /// Takes the next structure id, and enters the name with it, unfinished.
-async fn reserve(worker: &Handle, name: &str, kind: &str) -> Result<StructureId, Error> {
+pub(crate) async fn reserve(worker: &Handle, name: &str, kind: &str) -> Result<StructureId, Error> {
     let access = access(worker);
     let mut failure = None;
     loop {
@@ -508,6 +508,11 @@ async fn reserve(worker: &Handle, name: &str, kind: &str) -> Result<StructureId,
                 match recovery::sweep(worker, free_unfinished).await {
                     // If it had left its slot.
                     Ok(_) => free_unfinished(worker, &[dead]).await.1?,
+                    // As there: it is not in the way of that.
+                    Err(_) if recovery::is_finished(worker, dead).await? => {
+                        recovery::take_over(worker, dead).await?;
+                        failure = free_unfinished(worker, &[dead]).await.1.err();
+                    }
                     // It may be about another dead one, and the name be free.
                     Err(error) => failure = Some(error),
                 }

@@ -238,7 +238,8 @@ impl ComputeServer {
 
     /// One round of maintenance: announces an epoch, moves the cluster's on if all have announced it, frees what no
     /// operation can hold any more, finishes what dead compute servers have left, and takes back what they held. Only for
-    /// [`Maintenance::Manual`]; harmless otherwise.
+    /// [`Maintenance::Manual`]; harmless otherwise. If it is dropped before its end, other rounds of this compute server do nothing, and the
+    /// cluster's epoch stands still, until its worker was turned to the end of that round.
     ///
     /// # Errors
     /// If the fabric fails.
@@ -252,16 +253,19 @@ impl ComputeServer {
 
     /// Does at once what maintenance does by and by after compute servers have died: finishes what they have left, takes back what
     /// they held, waits for the grace of it, and returns it to its chunks. False if another compute server holds that up for two
-    /// seconds: the epoch, or a chunk.
+    /// seconds after the first look at what is left: the epoch, or a chunk. A round that was given up on a worker counts as well
+    /// ([`maintain`](Self::maintain)).
     ///
     /// # Errors
     /// If the fabric fails.
     pub async fn settle(&self, worker: &Handle) -> Result<bool, Error> {
         self.shared.check_standing()?;
-        let begun_ns = worker.clock().now_ns();
+        let mut begun_ns = None;
         for attempt in 0.. {
             let left = sweep(worker).await;
             round(worker, &self.shared).await?;
+            // The first sweep may look at all pages for long, and nobody holds anything up then.
+            let begun_ns = *begun_ns.get_or_insert_with(|| worker.clock().now_ns());
             let is_waiting = self.shared.pages.deferred() != 0 || self.shared.pages.is_returning();
             match left {
                 Ok(0) if !is_waiting => return Ok(true),
@@ -466,10 +470,12 @@ async fn take_place(worker: &Handle, fabric: &dyn Fabric) -> Result<(Vec<Geometr
             }
             None => true,
         };
-        if vacant
-            && !fencing::is_fenced_off(worker, &geometry, slot, owner).await?
-            && claim_word(worker, layout::slot_at(slot), found, incarnation).await?
-        {
+        if vacant && claim_word(worker, layout::slot_at(slot), found, incarnation).await? {
+            // Only now: a later one may have had a free slot, and have left it, while this one came.
+            if fencing::is_fenced_off(worker, &geometry, slot, owner).await? {
+                release_word(worker, layout::slot_at(slot), incarnation, found).await?;
+                continue;
+            }
             let epoch = worker.load(first.dynamic_at(Dynamic::Epoch)).await?;
             write_words(worker, vec![(layout::slot_at(slot).word(1), epoch)]).await?;
             let displaces = previous.is_some();
@@ -526,10 +532,11 @@ pub(crate) async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Erro
     ownership::maintain(worker).await;
     let worker_of_task = worker.clone();
     worker.spawn_to_end(async move { pages::free_unclaimed(&worker_of_task).await }).await?;
-    let surplus = shared.pages.take_surplus();
-    if !surplus.is_empty() {
+    let (returning, idle) = (shared.pages.take_returning(), shared.pages.take_surplus());
+    if !returning.is_empty() || !idle.is_empty() {
         let worker_of_task = worker.clone();
-        match worker.spawn_to_end(async move { pages::give_back(&worker_of_task, surplus).await }).await {
+        match worker.spawn_to_end(async move { pages::give_back_surplus(&worker_of_task, returning, idle).await }).await
+        {
             // They go with another round.
             Err(error @ Error::OwnerStalled { .. }) => tracing::debug!(%error, "pages were not returned"),
             returned => returned?,

@@ -154,7 +154,7 @@ pub async fn fence_off<R: Remote>(
     Ok(member.filter(|&member| remote.liveness(member) != Liveness::Dead))
 }
 
-/// Whether somewhere a compute server is fenced off that has no slot yet, should it take this one: a later one had that before.
+/// Whether somewhere a compute server is fenced off that has just taken this slot: a later one had that before.
 ///
 /// # Errors
 /// If a memory server is lost.

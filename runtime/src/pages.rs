@@ -200,7 +200,7 @@ async fn free_if(worker: &Handle, at: RemotePtr, class: SizeClass, lock: LockWor
 /// Frees those of the pages in [doubt](SharedPages::doubt) whose grace is over and that nobody has freed.
 ///
 /// # Errors
-/// If a memory server is lost, or no buffer can be had. The others are freed even then.
+/// If a memory server is lost. The others are freed even then.
 pub(crate) async fn free_unclaimed(worker: &Handle) -> Result<(), Error> {
     let mut failure = Ok(());
     for page in worker.compute().pages.take_unclaimed() {
@@ -219,13 +219,11 @@ pub(crate) async fn free_unclaimed(worker: &Handle) -> Result<(), Error> {
                 worker.compute().pages.retire(std::iter::once(page));
             }
             Ok(false) => {}
-            Err(error) => {
-                // Then it was not looked at, and is after another grace.
-                if matches!(*error, Error::Fabric(FabricError::RegistrationRefused { .. })) {
-                    worker.compute().pages.doubt(std::iter::once(page));
-                }
-                failure = Err(*error);
+            Err(error) if matches!(*error, Error::Fabric(FabricError::RegistrationRefused { .. })) => {
+                tracing::debug!(page = %at, %error, "a page in doubt is looked at after another grace");
+                worker.compute().pages.doubt(std::iter::once(page));
             }
+            Err(error) => failure = Err(*error),
         }
     }
     failure
@@ -431,7 +429,32 @@ async fn collect(worker: &Handle, geometry: &Geometry, class: SizeClass) -> Resu
 ///
 /// # Errors
 /// [`Error::OwnerStalled`] if somebody who lives holds a chunk for long; if a memory server is lost, or no buffers can be had. The others are returned even then.
-pub(crate) async fn give_back(worker: &Handle, mut pages: Vec<FreePage>) -> Result<(), Error> {
+pub(crate) async fn give_back(worker: &Handle, pages: Vec<FreePage>) -> Result<(), Error> {
+    let (left, returned) = try_give_back(worker, pages).await;
+    left.into_iter().for_each(|page| worker.compute().pages.bring_back(page));
+    returned
+}
+
+/// [`give_back`], of what is [returning](SharedPages::take_returning), and of what lies [idle](SharedPages::take_surplus) in the pool. That
+/// goes to the pool again if it fails: it can be used until it is tried the next time.
+///
+/// # Errors
+/// As there.
+pub(crate) async fn give_back_surplus(
+    worker: &Handle,
+    returning: Vec<FreePage>,
+    idle: Vec<FreePage>,
+) -> Result<(), Error> {
+    let (pages, count) = (&worker.compute().pages, returning.len());
+    let (left, returned) = try_give_back(worker, returning).await;
+    pages.end_returning(count, left);
+    let (left, idle_returned) = try_give_back(worker, idle).await;
+    pages.put(left.into_iter());
+    returned.and(idle_returned)
+}
+
+/// Returns pages to the bitmaps of their chunks: those of which that fails, and why.
+async fn try_give_back(worker: &Handle, mut pages: Vec<FreePage>) -> (Vec<FreePage>, Result<(), Error>) {
     pages.sort_unstable_by_key(|page| page.at);
     let compute = worker.compute();
     let place = |page: &FreePage| {
@@ -439,18 +462,18 @@ pub(crate) async fn give_back(worker: &Handle, mut pages: Vec<FreePage>) -> Resu
         let (chunk, index) = geometry.locate(page.at, page.class).expect("only pages of chunks are ever held");
         (geometry, chunk, index)
     };
-    let mut failure = Ok(());
+    let (mut left, mut outcome) = (Vec::new(), Ok(()));
     let is_together =
         |a: &FreePage, b: &FreePage| (a.at.server(), a.class, place(a).1) == (b.at.server(), b.class, place(b).1);
     for run in pages.chunk_by(is_together) {
         let (geometry, chunk, _) = place(&run[0]);
         let indices: Vec<usize> = run.iter().map(|page| place(page).2).collect();
         if let Err(error) = give_back_to(worker, geometry, chunk, run[0].class, &indices).await {
-            run.iter().for_each(|&page| compute.pages.bring_back(page));
-            failure = Err(*error);
+            left.extend_from_slice(run);
+            outcome = Err(*error);
         }
     }
-    failure
+    (left, outcome)
 }
 
 async fn give_back_to(

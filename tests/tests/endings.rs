@@ -455,6 +455,28 @@ fn a_task_that_waits_for_one_that_panics() {
     assert_nothing_is_lost(&fabric, "a task panicked that another one waited for");
 }
 
+/// The panic is caught, and the worker is dropped later: it leaves all the same, and says that tasks have not come to their end.
+#[test]
+fn a_worker_that_outlives_a_panic_leaves() {
+    let _watch = watch("a worker that outlives a panic");
+    let Scene { fabric, compute, worker, tree } = Scene::new(FAST);
+    let (handle, done) = (Handle::clone(&worker), Rc::new(Cell::new(false)));
+    drop(worker.spawn_to_end(async move { handle.spawn_to_end(async { panic!("on purpose") }).await }));
+    let turns = || worker.turn() && worker.turn();
+    assert!(catch_unwind(AssertUnwindSafe(turns)).is_err(), "the panic is its caller's");
+    let (handle, is_done) = (Handle::clone(&worker), Rc::clone(&done));
+    drop(worker.spawn_to_end(async move {
+        for _ in 0..10 {
+            handle.yield_now().await;
+        }
+        is_done.set(true);
+    }));
+    assert!(catch_unwind(AssertUnwindSafe(|| drop((tree, worker)))).is_err(), "a task has not come to its end");
+    assert!(done.get(), "another one was cut off");
+    drop(compute);
+    assert_nothing_is_lost(&fabric, "a worker outlived a panic");
+}
+
 /// What must not be left undone outlasts requests that fail, and some refusals of memory besides.
 #[test]
 fn refusals_of_memory_are_counted_apart_from_failures() {

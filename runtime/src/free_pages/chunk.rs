@@ -306,7 +306,7 @@ mod tests {
     use crate::{
         compute::{ComputeOptions, ComputeServer, Maintenance},
         fabric::{Fabric, mem::MemOptions},
-        pages::{GIVE_BACK_ATTEMPTS_MAX, allocate, give_back},
+        pages::{GIVE_BACK_ATTEMPTS_MAX, allocate, give_back, give_back_surplus},
         structure::Placement,
     };
 
@@ -345,7 +345,18 @@ mod tests {
             matches!(refused, Err(Error::OwnerStalled { page, owner, .. }) if is_named(page, owner)),
             "{refused:?}"
         );
-        let pages = shared.take_all();
+        let mut pages = shared.take_all();
+        assert_eq!(pages.len(), count, "pages were lost");
+        let idle = pages.split_off(count / 2);
+        pages.into_iter().for_each(|page| shared.bring_back(page));
+        let mut giving = pin!(worker.drive(give_back_surplus(&worker, shared.take_returning(), idle)));
+        let waker = &mut Context::from_waker(Waker::noop());
+        while giving.as_mut().poll(waker).is_pending() {}
+        let mut pages = shared.take_returning();
+        assert_eq!(pages.len(), count / 2, "they are to go back");
+        shared.end_returning(pages.len(), Vec::new());
+        // What lay idle in the pool can be used meanwhile.
+        pages.extend(shared.take_all());
         assert_eq!(pages.len(), count, "pages were lost");
         drop(holder);
         worker.block_on(async {

@@ -184,6 +184,8 @@ impl Waiting {
 struct Deferred {
     /// What has no stamp yet.
     fresh: Waiting,
+    /// What a round is about to stamp.
+    unstamped: Waiting,
     /// By the epoch in which it was stamped.
     stamped: Vec<(u64, Waiting)>,
     /// Pages in doubt whose grace is over.
@@ -192,7 +194,7 @@ struct Deferred {
 
 impl Deferred {
     fn waiting(&self) -> impl Iterator<Item = &Waiting> {
-        self.stamped.iter().map(|(_, waiting)| waiting).chain([&self.fresh])
+        self.stamped.iter().map(|(_, waiting)| waiting).chain([&self.fresh, &self.unstamped])
     }
 
     fn count(&self) -> usize {
@@ -220,6 +222,14 @@ struct Pool {
     rounds: u32,
 }
 
+/// Pages on their way back to their chunks.
+#[derive(Debug, Default)]
+struct Returning {
+    pages: Vec<FreePage>,
+    /// How many have been taken out to be returned, and are neither in a bitmap nor here again.
+    under_way: usize,
+}
+
 /// The pool and the deferred list of one compute server. Workers come here once for many pages.
 #[derive(Debug, Default)]
 pub(crate) struct SharedPages {
@@ -227,7 +237,7 @@ pub(crate) struct SharedPages {
     deferred: Mutex<Deferred>,
     searches: Mutex<BTreeMap<(ServerId, SizeClass), Search>>,
     /// Pages that go back to their chunks: those that dead compute servers held, once their grace is over.
-    returning: Mutex<Vec<FreePage>>,
+    returning: Mutex<Returning>,
     /// Chunks that somebody had counted as leased, and never leased; none of a memory server where nobody has looked for them
     /// since they may have come to be.
     lost_chunks: Mutex<BTreeMap<ServerId, Vec<u64>>>,
@@ -310,7 +320,7 @@ impl SharedPages {
     /// The page goes back to its chunk with the next round of maintenance. Nobody looks at it any more.
     pub(crate) fn bring_back(&self, page: FreePage) {
         self.is_used.store(true, Ordering::Relaxed);
-        lock(&self.returning).push(page);
+        lock(&self.returning).pages.push(page);
     }
 
     /// Whether pages may be here that are in no bitmap.
@@ -340,7 +350,10 @@ impl SharedPages {
 
     /// What was deferred up to now, to be stamped with an epoch that is read after this call.
     pub(crate) fn take_deferred(&self) -> Unstamped<'_> {
-        Unstamped { shared: self, waiting: std::mem::take(&mut lock(&self.deferred).fresh) }
+        let mut deferred = lock(&self.deferred);
+        let fresh = std::mem::take(&mut deferred.fresh);
+        deferred.unstamped.append(fresh);
+        Unstamped(self)
     }
 
     /// Frees what was stamped with an epoch below `announced`, which every live compute server has announced.
@@ -350,9 +363,10 @@ impl SharedPages {
         deferred.stamped.extract_if(.., |(stamp, _)| *stamp < announced).for_each(|(_, waiting)| over.append(waiting));
         let Waiting { retired, reclaimed, doubtful, graces } = over;
         deferred.unclaimed.extend(doubtful);
+        // While nobody can look at what is deferred: the pages are in one of the two.
+        lock(&self.returning).pages.extend(reclaimed);
         drop(deferred);
         self.put(retired.into_iter());
-        lock(&self.returning).extend(reclaimed);
         // Release: who sees it sees what those operations have done.
         graces.iter().for_each(|over| over.store(true, Ordering::Release));
     }
@@ -363,7 +377,23 @@ impl SharedPages {
 
     /// Whether pages are on their way back to their chunks.
     pub(crate) fn is_returning(&self) -> bool {
-        !lock(&self.returning).is_empty()
+        let returning = lock(&self.returning);
+        returning.under_way != 0 || !returning.pages.is_empty()
+    }
+
+    /// Takes what dead compute servers held, and what was [brought back](Self::bring_back). Until
+    /// [`end_returning`](Self::end_returning) it is on its way.
+    pub(crate) fn take_returning(&self) -> Vec<FreePage> {
+        let mut returning = lock(&self.returning);
+        returning.under_way += returning.pages.len();
+        std::mem::take(&mut returning.pages)
+    }
+
+    /// Of so many pages that were taken to be returned these were not.
+    pub(crate) fn end_returning(&self, count: usize, left: Vec<FreePage>) {
+        let mut returning = lock(&self.returning);
+        returning.under_way -= count;
+        returning.pages.extend(left);
     }
 
     /// How many of these are in [doubt](Self::doubt). They say nowhere in remote memory that they are, so nobody can take them over.
@@ -371,9 +401,9 @@ impl SharedPages {
         lock(&self.deferred).in_doubt().count()
     }
 
-    /// Takes what was idle for too long in every list, and what dead compute servers held. Once a round.
+    /// Takes what was idle for too long in every list. Once a round.
     pub(crate) fn take_surplus(&self) -> Vec<FreePage> {
-        let mut surplus = std::mem::take(&mut *lock(&self.returning));
+        let mut surplus = Vec::new();
         let Pool { lists, rounds } = &mut *lock(&self.free);
         *rounds += 1;
         if *rounds < IDLE_ROUNDS {
@@ -390,30 +420,30 @@ impl SharedPages {
     }
 
     pub(crate) fn take_all(&self) -> Vec<FreePage> {
-        let returning = std::mem::take(&mut *lock(&self.returning));
+        let returning = std::mem::take(&mut lock(&self.returning).pages);
         let lists = std::mem::take(&mut *lock(&self.free)).lists;
         lists.into_values().flat_map(|list| list.pages).chain(returning).collect()
     }
 }
 
-/// What waits for its stamp; without one, it goes back.
-pub(crate) struct Unstamped<'a> {
-    shared: &'a SharedPages,
-    waiting: Waiting,
-}
+/// What waits for its stamp; without one, it goes back. One at a time: a compute server makes one round at a time.
+pub(crate) struct Unstamped<'a>(&'a SharedPages);
 
 impl Unstamped<'_> {
-    pub(crate) fn stamp(mut self, epoch: u64) {
-        let waiting = std::mem::take(&mut self.waiting);
+    pub(crate) fn stamp(self, epoch: u64) {
+        let mut deferred = lock(&self.0.deferred);
+        let waiting = std::mem::take(&mut deferred.unstamped);
         if waiting.count() != 0 {
-            lock(&self.shared.deferred).stamped.push((epoch, waiting));
+            deferred.stamped.push((epoch, waiting));
         }
     }
 }
 
 impl Drop for Unstamped<'_> {
     fn drop(&mut self) {
-        lock(&self.shared.deferred).fresh.append(std::mem::take(&mut self.waiting));
+        let mut deferred = lock(&self.0.deferred);
+        let waiting = std::mem::take(&mut deferred.unstamped);
+        deferred.fresh.append(waiting);
     }
 }
 
@@ -437,6 +467,27 @@ mod tests {
         let at = RemotePtr::new(KEY.0, 1 << 16).unwrap();
         pages.reclaim(vec![FreePage { at, class: KEY.1, version: 0 }]);
         assert!(pages.is_used());
+    }
+
+    /// Also while one who is not asked makes a round.
+    #[test]
+    fn what_dead_ones_held_is_on_its_way_until_it_is_returned() {
+        let pages = SharedPages::default();
+        let page = FreePage { at: RemotePtr::new(KEY.0, 1 << 16).unwrap(), class: KEY.1, version: 0 };
+        pages.reclaim(vec![page]);
+        let unstamped = pages.take_deferred();
+        assert_eq!(pages.deferred(), 1, "it is about to be stamped");
+        drop(unstamped);
+        pages.take_deferred().stamp(1);
+        assert_eq!(pages.deferred(), 1);
+        pages.release(2);
+        assert!(pages.deferred() == 0 && pages.is_returning());
+        let returning = pages.take_returning();
+        assert!(pages.is_returning(), "it is in no bitmap yet");
+        pages.end_returning(1, returning);
+        assert_eq!(pages.take_returning(), [page]);
+        pages.end_returning(1, Vec::new());
+        assert!(!pages.is_returning());
     }
 
     /// Pages whose grace is over come back in large numbers, and are used again until the next ones do.

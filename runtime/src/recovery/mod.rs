@@ -211,7 +211,8 @@ pub(crate) async fn take_over(worker: &Handle, dead: OwnerId) -> Result<(), Erro
 }
 
 /// Replays the logs of a structure that this compute server has written and writes no more, and gives their segments back; all of them,
-/// if it leaves: then they go with its rings.
+/// if it leaves: then they go with its rings. With an unfinished structure the rings stay, and the logs in them. No page is older then than
+/// its newest record, so who replays them once more changes nothing.
 ///
 /// # Errors
 /// If a memory server is lost, or there is no memory for records.

@@ -82,7 +82,7 @@ fn what_was_not_returned_is_not_settled() {
         let held = free | u64::from(holder.incarnation()) << 32;
         write_words(&*worker, vec![(entry, held)]).await.unwrap();
         let mut settling = pin!(survivor.settle(&worker));
-        let while_held = pin!(worker.sleep_until(worker.clock().now_ns() + 1_000_000_000));
+        let while_held = pin!(worker.sleep_until(worker.clock().now_ns() + 100_000_000));
         if let Either::Left((settled, _)) = select(settling.as_mut(), while_held).await {
             panic!("{settled:?}, and the page is not returned");
         }
@@ -103,6 +103,32 @@ fn a_slot_is_not_taken_by_who_is_fenced_off_there() {
     worker.block_on(write_words(&*worker, vec![(fence, later)])).unwrap();
     let second = join(&fabric, None);
     assert_eq!(worker.block_on(slot_of(&worker, second.owner())).unwrap(), Some(2));
+    assert_eq!(worker.block_on(worker.load(layout::slot_at(1))).unwrap(), 0, "it is free for others");
+}
+
+/// A sweep fails because of one that is dead. The name of another one that is dead, and left its slot and no rings, is free all the same.
+#[test]
+fn a_name_is_free_of_who_has_left_its_slot_though_a_sweep_fails() {
+    let fabric = in_process();
+    let survivor = join(&fabric, None);
+    let worker = survivor.worker().unwrap();
+    let gone = dead(&fabric, async |worker| {
+        catalog::reserve(worker, "a name", "a kind").await.unwrap();
+    });
+    let in_the_way = dead(&fabric, async |_| ());
+    worker.block_on(async {
+        let slot = slot_of(&worker, gone).await.unwrap().unwrap();
+        free_rings(&worker, gone).await.unwrap();
+        write_words(&*worker, vec![(layout::slot_at(slot), 0)]).await.unwrap();
+        // Something that it has shipped to a memory server which lives is still under way.
+        let slot = slot_of(&worker, in_the_way).await.unwrap().unwrap();
+        let running = layout::fence_at(ServerId::new(0).unwrap(), slot).word(1);
+        let under_way = u64::from(survivor.owner().incarnation()) << 32 | 1;
+        write_words(&*worker, vec![(running, under_way)]).await.unwrap();
+        let swept = sweep(&worker, catalog::free_unfinished).await;
+        assert!(matches!(swept, Err(Error::ServerStalled { .. })), "{swept:?}");
+        catalog::reserve(&worker, "a name", "a kind").await.unwrap();
+    });
 }
 
 #[test]
@@ -260,6 +286,15 @@ impl Endpoint for NarrowEndpoint {
     }
 }
 
+/// Sets a flag to this when it is dropped: a test that fails ends, though somebody waits for that.
+struct AtEnd<'a>(&'a AtomicBool, bool);
+
+impl Drop for AtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(self.1, Ordering::Release);
+    }
+}
+
 fn first_chunk(compute: &ComputeServer) -> RemotePtr {
     compute.geometry()[0].chunk_at(0)
 }
@@ -293,6 +328,7 @@ fn a_sweep_does_not_hold_up_the_epoch() {
     let narrow = Narrow::new(&fabric, usize::MAX, first_chunk(&other));
     narrow.keeps.store(true, Ordering::Release);
     let sweeper = ComputeServer::join(Arc::new(narrow.clone()), ComputeOptions::default()).unwrap();
+    let _goes_on = AtEnd(&narrow.keeps, false);
     let until = Instant::now() + Duration::from_secs(20);
     while !narrow.has_kept.load(Ordering::Acquire) {
         assert!(Instant::now() < until, "nobody looks for what the dead one held");
@@ -318,6 +354,25 @@ fn a_sweep_does_not_hold_up_the_epoch() {
         std::thread::yield_now();
     }
     drop(sweeper);
+}
+
+/// Who settles may have to look at all memory for longer than it waits for others.
+#[test]
+fn a_long_sweep_is_no_wait_for_others() {
+    let fabric = in_process();
+    dead(&fabric, async |worker| drop(allocate(worker, SizeClass::LARGEST, Placement::RoundRobin).await.unwrap()));
+    let narrow = Narrow::new(&fabric, usize::MAX, Geometry::superblock_at(ServerId::new(0).unwrap()));
+    let settler = join(&(Arc::new(narrow.clone()) as _), None);
+    let worker = settler.worker().unwrap();
+    narrow.keeps.store(true, Ordering::Release);
+    let settled = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(2100));
+            narrow.keeps.store(false, Ordering::Release);
+        });
+        worker.block_on(settler.settle(&worker))
+    });
+    assert!(settled.unwrap(), "nobody was in the way");
 }
 
 /// Pages that a dead one has recorded are somebody else's by now, who writes all of such a page. Whoever looks at them, to finish what the
@@ -351,6 +406,7 @@ fn who_looks_at_pages_of_others_undoes_no_write() {
                 worker.block_on(finish_changes(&worker, gone)).unwrap();
             }
         });
+        let _is_done = AtEnd(&is_done, true);
         let identity = Identity { structure: StructureId(0), level: 0, class, kind: 0xca, is_words: false };
         let undone = worker.block_on(async {
             for number in 0..WRITES {
@@ -365,7 +421,6 @@ fn who_looks_at_pages_of_others_undoes_no_write() {
             }
             Ok::<_, Failure>(None)
         });
-        is_done.store(true, Ordering::Relaxed);
         undone.unwrap()
     });
     assert_eq!(undone, None, "a WRITE was undone");

@@ -323,7 +323,12 @@ pub(crate) async fn finish_page<R: Recover>(
             None => unlock_if_whole(remote, page, class, lock).await,
         }
     };
-    match read_lock(remote, page).await? == lock {
+    // What came of the repair says more than why the page could not be read again.
+    let found = match read_lock(remote, page).await {
+        Ok(found) => found,
+        Err(error) => return outcome.and(Err(error)),
+    };
+    match found == lock {
         false => Ok(()),
         true => outcome.and(Err(Box::new(Error::PageDamaged { page, owner }))),
     }

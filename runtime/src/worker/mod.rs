@@ -20,7 +20,7 @@ use std::{
     cell::{Cell, RefCell},
     future::Future,
     ops::Deref,
-    panic::{AssertUnwindSafe, catch_unwind},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     pin::{Pin, pin},
     rc::Rc,
     sync::{
@@ -310,13 +310,13 @@ impl Drop for Worker {
     fn drop(&mut self) {
         let inner = &self.handle.0;
         inner.executor.drop_tasks();
-        if std::thread::panicking() {
-            // Who waits for the task that has panicked panics, too. That must not leave this while it unwinds, for it would end the
-            // process. All others come to their end.
-            let finish = || catch_unwind(AssertUnwindSafe(|| self.finish_critical())).is_ok();
-            (0..=inner.executor.critical()).any(|_| finish());
-        } else {
-            self.finish_critical();
+        // Who waits for a task that has panicked panics, too. All others come to their end, and the worker leaves.
+        let mut panicked = None;
+        for _ in 0..=inner.executor.critical() {
+            match catch_unwind(AssertUnwindSafe(|| self.finish_critical())) {
+                Ok(()) => break,
+                Err(payload) => panicked = panicked.or(Some(payload)),
+            }
         }
         inner.executor.drop_tasks();
         inner.ended.set(true);
@@ -326,6 +326,12 @@ impl Drop for Worker {
         inner.epoch.retire(&inner.compute.epoch);
         if inner.counted {
             Shared::worker_ended(&inner.compute, inner.counters.snapshot());
+        }
+        // While this unwinds already, a panic would end the process.
+        if let Some(payload) = panicked
+            && !std::thread::panicking()
+        {
+            resume_unwind(payload);
         }
     }
 }
