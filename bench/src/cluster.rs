@@ -18,6 +18,8 @@ const SERVER_BYTES_MIN: u64 = 256 << 20;
 const SERVER_BYTES_MAX: u64 = (1 << 48) - (1 << 32);
 /// Loaded pages are partly empty, mixes insert, chunks are leased whole: room for this many times the raw entries.
 const ROOM_FACTOR: u64 = 8;
+/// What the pages alone need: a bulk load takes 1.2 times the raw entries.
+const PAGES_FACTOR: u64 = 3;
 const ENTRY_BYTES: u64 = 16;
 
 /// Memory servers that this program started.
@@ -37,10 +39,14 @@ enum Memory {
     Lasting,
 }
 
-/// How much memory each server gives unless the user says.
-pub(crate) fn default_server_bytes(keys: u64, servers: u32) -> u64 {
-    let all = keys.saturating_mul(ENTRY_BYTES * ROOM_FACTOR);
-    (all / u64::from(servers.max(1))).clamp(SERVER_BYTES_MIN, SERVER_BYTES_MAX).next_multiple_of(1 << 20)
+/// How much memory each server gives unless the user says; so many of them have pages. All of it is taken at once, also of those
+/// that have none.
+pub(crate) fn default_server_bytes(keys: u64, servers: u32, with_pages: u32) -> u64 {
+    let share = |factor, of: u32| keys.saturating_mul(ENTRY_BYTES * factor) / u64::from(of.max(1));
+    share(ROOM_FACTOR, servers)
+        .max(share(PAGES_FACTOR, with_pages))
+        .clamp(SERVER_BYTES_MIN, SERVER_BYTES_MAX)
+        .next_multiple_of(1 << 20)
 }
 
 impl Cluster {
@@ -125,9 +131,17 @@ mod tests {
 
     #[test]
     fn memory_grows_with_the_keys() {
-        assert_eq!(default_server_bytes(1, 2), SERVER_BYTES_MIN);
-        assert_eq!(default_server_bytes(100_000_000, 2) % (1 << 20), 0);
-        assert!(default_server_bytes(100_000_000, 2) > 6_000_000_000);
-        assert!(default_server_bytes(u64::MAX, 1) > 0);
+        assert_eq!(default_server_bytes(1, 2, 2), SERVER_BYTES_MIN);
+        assert_eq!(default_server_bytes(100_000_000, 2, 2) % (1 << 20), 0);
+        assert!(default_server_bytes(100_000_000, 2, 2) > 6_000_000_000);
+        assert!(default_server_bytes(u64::MAX, 1, 1) > 0);
+    }
+
+    /// All servers give as much: more than the one with pages needs would be taken of each of the others, too.
+    #[test]
+    fn a_server_that_has_all_pages_asks_no_more_of_the_others_than_it_needs() {
+        assert_eq!(default_server_bytes(120_000_000, 2, 1), default_server_bytes(120_000_000, 2, 2));
+        let one_of_eight = default_server_bytes(20_000_000, 8, 1);
+        assert_eq!(one_of_eight, (20_000_000 * ENTRY_BYTES * PAGES_FACTOR).next_multiple_of(1 << 20));
     }
 }

@@ -32,7 +32,7 @@ use crate::place::Place;
 use crate::plan::{Load, PlacementChoice, Plan};
 use crate::repartition::{self, Repartitioned, Wish};
 use crate::route;
-use crate::signals;
+use crate::signals::{self, Waiting};
 use crate::subject::{AccessMode, Answer, Outcomes, Samples, Setting, Subject};
 use crate::tally::Tally;
 use crate::victim::{self, Errand};
@@ -372,6 +372,10 @@ impl<S: Subject> DataOf<S> {
             let is_there = |name: &String| all.iter().any(|structure| structure.name == *name);
             let count = plan.parts.iter().filter(|name| is_there(name)).count();
             if count == 0 {
+                // One that has only some of its parts could not be used.
+                let _making = plan.is_connected().then(Waiting::begin);
+                // Of a signal just before, this program may end at any moment.
+                ensure!(signals::stopped().is_none(), "it was told to end before it had made `{}`", plan.name);
                 let class =
                     SizeClass::of_bytes(plan.page_bytes as usize).context("--page-bytes is no size of a page")?;
                 for (part, name) in plan.parts.iter().enumerate() {
@@ -508,7 +512,7 @@ mod tests {
         Ok((plan, data))
     }
 
-    /// A server that has all pages of a structure needs the memory of all servers.
+    /// A server that has all pages of a structure needs memory for all of them.
     #[test]
     fn memory_is_divided_among_those_servers_alone_that_have_pages() {
         let servers = |known: &dyn Known, args: &str| {
@@ -527,7 +531,7 @@ mod tests {
         assert_eq!(servers(&rects, "--access one-sided"), 8);
         // A bulk-loaded tree takes 19.3 bytes a key.
         assert!(
-            crate::cluster::default_server_bytes(20_000_000, servers(&TREE, "--access adaptive")) > 20_000_000 * 20
+            crate::cluster::default_server_bytes(20_000_000, 8, servers(&TREE, "--access adaptive")) > 20_000_000 * 20
         );
     }
 

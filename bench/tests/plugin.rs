@@ -315,9 +315,12 @@ fn a_killed_memory_server_ends_the_bench() {
 /// Others go on meanwhile, and it may be killed before anybody can say that it is stuck: then another one is.
 fn a_chaos_sees_who_is_stuck() {
     let folder = tempfile::tempdir().unwrap();
-    let mut chaos = program("chaos --kills 1000000 --keys 256 --silence 1s --json");
-    let (ok, said) = end(chaos.env(STUCK, folder.path().join("stuck")).spawn().unwrap());
-    assert!(!ok && said.contains("said nothing for 1 seconds: it is stuck"), "{said}");
+    let mut chaos = program("chaos --kills 1000000 --keys 256 --silence 3s --json");
+    let stuck = folder.path().join("stuck");
+    let (ok, said) = end(chaos.env(STUCK, &stuck).spawn().unwrap());
+    assert!(!ok && said.contains("said nothing for 3 seconds: it is stuck"), "{said}");
+    // Else it was a start that took long.
+    assert!(stuck.exists(), "{said}");
 }
 
 fn main() -> ExitCode {

@@ -12,6 +12,9 @@ use crate::program::Kind;
 use crate::subject::AccessMode;
 use crate::units::parse_duration;
 
+/// A chaos itself stops processes for a while, and those that it starts have nothing to say at first.
+const SILENCE_MIN: Duration = Duration::from_secs(1);
+
 #[derive(Debug, Args)]
 pub(crate) struct ChaosArgs {
     /// How often a process is killed.
@@ -35,7 +38,7 @@ pub(crate) struct ChaosArgs {
     /// Keys of each process.
     #[arg(long, default_value_t = 2000, value_parser = value_parser!(u32).range(256..))]
     pub(crate) keys: u32,
-    /// A process that says nothing for so long is stuck, and the run has failed.
+    /// A process that says nothing for so long is stuck, and the run has failed. 1s at least.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_duration)]
     pub(crate) silence: Duration,
     /// Decides who is killed and what is done, but not how fast each process is.
@@ -49,6 +52,10 @@ pub(crate) struct ChaosArgs {
 impl ChaosArgs {
     /// The plan of a bench of that kind: what the processes are told.
     pub(crate) fn plan(&self, known: &dyn Kind) -> anyhow::Result<(Plan, BenchArgs)> {
+        ensure!(
+            self.silence >= SILENCE_MIN,
+            "a process that is stopped for a while, or begins, would seem to be stuck: give --silence 1s or more"
+        );
         let owns = matches!(self.access, AccessMode::Cached | AccessMode::Engine);
         let processes = self.processes.unwrap_or(if owns { 1 } else { 4 });
         ensure!(

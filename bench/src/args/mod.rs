@@ -32,7 +32,7 @@ pub(crate) enum Command {
     /// Without options: two memory servers as processes of their own, one compute process with two workers, a million
     /// keys loaded into a B+-tree, YCSB A to F one after another, then the tree's check. Exit status 0 only if all of it held.
     Bench(Box<BenchArgs>),
-    /// Serve memory until told to stop (SIGTERM or SIGINT).
+    /// Serve memory until told to stop (SIGTERM, SIGINT or SIGHUP).
     Serve(ServeArgs),
     /// Check the structures of a running cluster. Nobody may change them meanwhile.
     Check(CheckArgs),

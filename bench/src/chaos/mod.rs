@@ -129,7 +129,8 @@ enum Goal {
 
 fn run(known: &dyn Known, plan: &Plan, bench: &BenchArgs, args: &ChaosArgs, goal: Goal) -> anyhow::Result<Outcome> {
     let mut plan = plan.clone();
-    let bytes = crate::cluster::default_server_bytes(u64::from(args.keys) * u64::from(plan.processes), plan.servers);
+    let keys = u64::from(args.keys) * u64::from(plan.processes);
+    let bytes = crate::cluster::default_server_bytes(keys, plan.servers, plan.servers);
     let mut own = Cluster::start_lasting(plan.servers, bytes, plan.server_threads.unwrap_or(0))?;
     let place = Place::Folder(own.dir().to_owned());
     let cluster = ClusterView::new(place.fabric_once_ready(Default::default(), bench.wait.wait)?);

@@ -94,7 +94,7 @@ impl<'a> Loaded<'a> {
     fn run(&self, place: Place, (policy, policies): Policy, round: u64) -> anyhow::Result<Row> {
         let (args, seed) = (self.args, self.args.common.seed + round);
         let cache = self.cache(place);
-        // All runs are on one tree, and those of a round draw the same keys. No two write the same values: that would change nothing.
+        // All runs are on one tree, and those of a round draw the same keys: with values of its own each one's updates change something.
         let version = (1 + self.runs.fetch_add(1, Ordering::Relaxed)) << 22;
         let _serving = self.bed.serve(place.server_threads as usize, Duration::from_nanos(args.page_time), seed)?;
         let route = |_| {

@@ -54,3 +54,9 @@ fn a_chaos_whose_memory_server_is_gone_says_so_and_ends() {
     assert!(!chaos.wait().unwrap().success() && errors.contains("memory server"), "{errors}");
     farlink(&["chaos", "--kills", "0"]).must_fail_with(&["0 is not in 1.."]);
 }
+
+/// It would name those whom the chaos itself stops.
+#[test]
+fn a_silence_is_longer_than_a_stop_by_the_chaos() {
+    farlink(&["chaos", "--kills", "1", "--silence", "900ms"]).must_fail_with(&["give --silence 1s or more"]);
+}

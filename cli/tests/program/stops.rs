@@ -1,6 +1,7 @@
 //! Benches that a signal ends.
 
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -9,6 +10,8 @@ use crate::{PROGRAM, Said, Server, children_of, farlink};
 
 /// How often it is looked whether something has come about.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// What is waited for comes sooner.
+const LIMIT: Duration = Duration::from_secs(60);
 
 #[test]
 fn a_stopped_bench_leaves_a_sound_tree() {
@@ -68,9 +71,8 @@ fn who_cannot_say_that_it_stops_stops_all_the_same() {
         std::fs::read(format!("/proc/{child}/cmdline"))
             .is_ok_and(|words| words.split(|byte| *byte == 0).any(|word| word == b"chaos-process"))
     };
-    while !children_of(chaos.0.id()).iter().any(works) {
-        std::thread::sleep(LOOK_EVERY);
-    }
+    let of = chaos.0.id();
+    wait_until(&mut chaos, || children_of(of).iter().any(works));
     chaos.signal(libc::SIGTERM);
     assert_eq!(status_of(chaos), Some(128 + libc::SIGTERM));
 }
@@ -89,17 +91,55 @@ fn a_bench_that_waits_for_memory_servers_is_stopped_at_once() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let bench = Server(bench);
-    // It has looked for a cluster once the pipe has a reader.
-    drop(std::fs::OpenOptions::new().write(true).open(&pipe).unwrap());
+    let mut bench = Server(bench);
+    // It has looked for a cluster once the pipe has a reader. To wait in `open` for one would be without a limit.
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true).custom_flags(libc::O_NONBLOCK);
+    wait_until(&mut bench, || match options.open(&pipe) {
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => false,
+        opened => opened.map(drop).is_ok(),
+    });
     bench.signal(libc::SIGTERM);
     assert_eq!(status_of(bench), Some(128 + libc::SIGTERM));
+}
+
+/// One that has only some of its parts could not be used.
+#[test]
+fn a_stopped_bench_leaves_all_parts_of_its_structure_or_none() {
+    const PARTS: usize = 32;
+    let parts = PARTS.to_string();
+    for round in 0..6 {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("cluster");
+        let _servers = [Server::start(&dir, 0), Server::start(&dir, 1)];
+        let at = dir.to_str().unwrap();
+        let bench = Command::new(PROGRAM)
+            .args(["bench", "--connect", at, "--keys", "1000", "--structure", "rtree", "--access", "cached"])
+            .args(["--processes", &parts])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let bench = Server(bench);
+        let deadline = Instant::now() + LIMIT;
+        // It makes them as soon as it has joined.
+        while std::fs::read_dir(dir.join("owners")).map_or(0, Iterator::count) == 0 {
+            assert!(Instant::now() < deadline, "it does not join");
+        }
+        std::thread::sleep(Duration::from_micros(300 * round));
+        bench.signal(libc::SIGTERM);
+        assert_eq!(status_of(bench), Some(128 + libc::SIGTERM));
+        let said = farlink(&["list", "--connect", at, "--json"]).must_hold();
+        let made = said.json().iter().filter(|row| row["kind"] == "structure").count();
+        assert!(made == 0 || made == PARTS, "{made}");
+    }
 }
 
 #[test]
 fn under_nohup_a_bench_outlives_its_terminal() {
     let mut bench = Command::new("sh")
-        .args(["-c", "trap '' HUP; exec \"$0\" bench --server-bytes 16MiB --keys 1000 --mix c --seconds 2", PROGRAM])
+        .args(["-c", "trap '' HUP; exec \"$0\" bench --server-bytes 16MiB --keys 1000 --mix c --seconds 60", PROGRAM])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -109,22 +149,36 @@ fn under_nohup_a_bench_outlives_its_terminal() {
     assert!(lines.any(|line| line.unwrap().contains("step 2 of 3: ")));
     let bench = Server(bench);
     for process in children_of(bench.0.id()) {
-        // SAFETY: kill touches no memory. The bench has not waited for its processes, which have seconds to go.
+        // SAFETY: kill touches no memory. The bench has not waited for its processes, which have a minute to go.
         assert_eq!(unsafe { libc::kill(process as libc::pid_t, libc::SIGHUP) }, 0);
     }
     bench.signal(libc::SIGHUP);
+    // Whoever heeds it ends meanwhile.
+    std::thread::sleep(Duration::from_millis(300));
+    bench.signal(libc::SIGTERM);
+    let status = status_of(bench);
     let said: Vec<String> = lines.map_while(Result::ok).collect();
-    assert_eq!(status_of(bench), Some(0), "{said:?}");
+    assert_eq!(status, Some(128 + libc::SIGTERM), "{said:?}");
 }
 
 /// The exit status, which must come soon.
 fn status_of(mut program: Server) -> Option<i32> {
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + LIMIT;
     loop {
         if let Some(status) = program.0.try_wait().unwrap() {
             return status.code();
         }
         assert!(Instant::now() < deadline, "it goes on");
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Until something has come about, while the program runs.
+fn wait_until(program: &mut Server, mut has_come: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    while !has_come() {
+        assert!(program.0.try_wait().unwrap().is_none(), "it ended early");
+        assert!(Instant::now() < deadline, "it does not come about");
         std::thread::sleep(LOOK_EVERY);
     }
 }
@@ -138,6 +192,7 @@ fn check_of_a_stopped_bench(access: &str, mix: &str, signal: libc::c_int) -> Sai
     command
         .args(["bench", "--connect", at, "--keys", "10000", "--seconds", "60", "--in-flight", "8"])
         .args(["--access", access, "--mix", mix])
+        .process_group(0)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped());
@@ -152,13 +207,15 @@ fn check_of_a_stopped_bench(access: &str, mix: &str, signal: libc::c_int) -> Sai
     let runs = |line: String| line.contains("step 2 of 3: ") && !line.contains("preparing");
     assert!(lines.any(|line| runs(line.unwrap())));
     std::thread::sleep(Duration::from_millis(300));
+    let bench = Server(child);
     if signal == libc::SIGHUP {
-        for process in children_of(child.id()) {
-            // SAFETY: kill touches no memory. The bench waits for its processes only once they are told to end.
-            assert_eq!(unsafe { libc::kill(process as libc::pid_t, signal) }, 0);
-        }
+        // In one call: a bench whose process alone is told to end has failed.
+        // SAFETY: kill touches no memory; the bench leads a group of its own, and has not been waited for.
+        assert_eq!(unsafe { libc::kill(-(bench.0.id() as libc::pid_t), signal) }, 0);
+    } else {
+        bench.signal(signal);
     }
-    assert_eq!(Server(child).stop(signal).code(), Some(128 + signal));
+    assert_eq!(status_of(bench), Some(128 + signal));
     // The compute process has written its cache and left the cluster: the bench has waited for it.
     assert_eq!(std::fs::read_dir(dir.join("owners")).unwrap().count(), 0);
     farlink(&["check", "--connect", at]).must_hold()

@@ -267,6 +267,8 @@ impl Acceptor {
                 let connections = dir.join("connections");
                 let entries = match fs::read_dir(&connections) {
                     Ok(entries) => entries,
+                    // The cluster is gone: whoever uses it is told that.
+                    Err(error) if error.kind() == ErrorKind::NotFound => return Vec::new(),
                     Err(error) => {
                         warn_once(&Error::io(format!("reading {}", connections.display()))(error));
                         return Vec::new();
