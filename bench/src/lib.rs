@@ -37,6 +37,7 @@ mod figure;
 mod host;
 mod input;
 mod latency;
+mod load_choice;
 mod maps;
 mod others;
 mod owner;

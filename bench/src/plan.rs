@@ -100,15 +100,6 @@ impl PolicyChoice {
     }
 }
 
-/// How keys are put into the tree.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum LoadChoice {
-    /// In key order, pages filled to --fill.
-    Bulk,
-    /// One insert a key, in random order.
-    Insert,
-}
-
 /// Which missed leaves a cache takes in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]

@@ -19,7 +19,7 @@
 //! The processor's instructions change only the count, requests of others only the fence: no atomic of the one kind meets the other. A slot
 //! is not given to anybody else before its last holder is fenced off everywhere. What that one has sent may still lie in the queue of a memory
 //! server that does not go on, while the next holder, or one after it, is fenced off there. So the fence only ever rises. Who has an earlier
-//! incarnation than a holder before it, because it took long to find its slot, takes another slot ([`is_fenced_off`]).
+//! incarnation than a holder before it, because it took long to find its slot, takes another slot (`is_fenced_off`).
 
 use std::time::Duration;
 

@@ -9,9 +9,10 @@ use clap::{Args, ValueEnum, value_parser};
 use farlink_offload::Durability;
 use farlink_runtime::layout::Records;
 
+use crate::load_choice::LoadChoice;
 use crate::maps::workload::Shares;
 use crate::place::{Address, VerbsArgs, WaitArgs};
-use crate::plan::{AdmissionChoice, LoadChoice, PlacementChoice, PolicyChoice, Validation};
+use crate::plan::{AdmissionChoice, PlacementChoice, PolicyChoice, Validation};
 use crate::subject::{AccessMode, InsertOrder};
 use crate::units::{
     number, parse_bytes, parse_bytes_per_second, parse_count, parse_duration, parse_duration_or_zero, parse_fill,

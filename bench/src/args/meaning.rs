@@ -6,10 +6,9 @@ use std::time::Duration;
 use anyhow::{Context as _, bail, ensure};
 
 use super::bench::{BenchArgs, CacheSize, DistributionChoice};
+use crate::load_choice::{LoadChoice, fill_of, require_order_of_inserts};
 use crate::place::Address;
-use crate::plan::{
-    AdmissionChoice, CACHE_BYTES_MIN, Limit, Load, LoadChoice, PlacementChoice, Plan, PolicyChoice, Validation,
-};
+use crate::plan::{AdmissionChoice, CACHE_BYTES_MIN, Limit, Load, PlacementChoice, Plan, PolicyChoice, Validation};
 use crate::program::{Kind, Programs};
 use crate::subject::{AccessMode, Distribution, InsertOrder, Setting};
 
@@ -17,25 +16,9 @@ use crate::subject::{AccessMode, Distribution, InsertOrder, Setting};
 const SECONDS_DEFAULT: Duration = Duration::from_secs(3);
 const KEYS_DEFAULT: u64 = 1_000_000;
 const THETA_DEFAULT: f64 = 0.99;
-const FILL_DEFAULT: f64 = 0.9;
 
 /// A key and its value.
 const ENTRY_BYTES: f64 = 16.0;
-
-/// Refuses an order of inserts beside a bulk load.
-pub(crate) fn require_order_of_inserts(load: Option<LoadChoice>, order: Option<InsertOrder>) -> anyhow::Result<()> {
-    ensure!(
-        order.is_none() || load != Some(LoadChoice::Bulk),
-        "--insert-order is an order of inserts: give --load insert, or leave one of them out"
-    );
-    Ok(())
-}
-
-/// How full a bulk load makes each page; `None` with inserts, which do not take it.
-pub(crate) fn fill_of(fill: Option<f64>, bulk_loads: bool) -> anyhow::Result<Option<f64>> {
-    ensure!(bulk_loads || fill.is_none(), "--fill is for a bulk load; this one inserts: leave --fill out");
-    Ok(bulk_loads.then_some(fill.unwrap_or(FILL_DEFAULT)))
-}
 
 impl BenchArgs {
     /// Whether keys are loaded: always for workloads, for a trace only if they were asked for.

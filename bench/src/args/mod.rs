@@ -12,7 +12,6 @@ use clap::{Args, Parser, Subcommand};
 
 pub(crate) use self::bench::BenchArgs;
 pub(crate) use self::chaos::ChaosArgs;
-pub(crate) use self::meaning::{fill_of, require_order_of_inserts};
 pub(crate) use self::serve::{FabricChoice, ServeArgs};
 use crate::figure::FigureArgs;
 use crate::place::{Address, ConnectArgs, VerbsArgs, WaitArgs};

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand, value_parser};
 
-use crate::plan::{AdmissionChoice, LoadChoice};
+use crate::load_choice::LoadChoice;
+use crate::plan::AdmissionChoice;
 use crate::subject::InsertOrder;
 use crate::units::{
     number, parse_bytes, parse_count, parse_duration, parse_duration_or_zero, parse_fill, parse_nanoseconds,

@@ -32,7 +32,7 @@ pub trait Recover: Remote {
     /// has no slot any more.
     fn rings_of(&self, owner: OwnerId, server: ServerId) -> impl Future<Output = Result<Option<RemotePtr>, Failure>>;
 
-    /// What `take` takes from the rings of `owner` on a memory server: see [`read_rings`].
+    /// What `take` takes from the rings of `owner` on a memory server: see `read_rings`.
     ///
     /// # Errors
     /// If the memory server is lost, or no buffer can be had.
