@@ -304,6 +304,27 @@ impl<P: Plugin> Cached<P> {
         known.has_others.store(stays, Ordering::Relaxed);
     }
 
+    /// Enters pages that lie partly in what is owned as shared, if nobody has [looked](Cached::tidy) since a part of it went: the next attempt
+    /// of an operation renews them.
+    #[cold]
+    pub(super) fn enter_shared(&self) {
+        let known = self.cache.store().known();
+        if !known.has_others.load(Ordering::Relaxed) {
+            return;
+        }
+        let enter = |page: Link| {
+            if !known.shared.contains(page) {
+                known.shared.insert(page);
+            }
+        };
+        enter(self.context().structure.root_link());
+        self.cache.for_each_page(|page, _, words| {
+            if self.overlap(words) == Overlap::Partly {
+                enter(link_of(page));
+            }
+        });
+    }
+
     /// Drops a page from the cache if it lies outside of what is owned, by words that are all of one moment: those of a page that is just
     /// being changed may say so when it does not.
     pub(super) async fn drop_outside(

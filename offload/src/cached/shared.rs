@@ -59,13 +59,7 @@ impl<P: Plugin> Cached<P> {
             match overlap {
                 Overlap::Inside => {}
                 Overlap::Outside => return Err(Error::OutsidePartition { page: page.at() }.into()),
-                Overlap::Partly => {
-                    // By a move, perhaps, after which nobody has looked yet. If it is old, so may be what leads to it.
-                    if !store.known().shared.contains(page.link()) {
-                        store.known().shared.insert(page.link());
-                    }
-                    copies.push(self.current(page).await?);
-                }
+                Overlap::Partly => copies.push(self.current(page).await?),
             }
         }
         // Locks may not land once a part is given up: there they would be another owner's pages.
@@ -233,6 +227,9 @@ impl<P: Plugin> Cached<P> {
         if self.cache.store().owns_nothing() {
             return Error::OutsidePartition { page: from.at() }.into();
         }
+        if is_stale {
+            self.enter_shared();
+        }
         let there = async || {
             let cached = page_lock(from)?;
             match self.overlap_of(from)? {
@@ -245,10 +242,6 @@ impl<P: Plugin> Cached<P> {
                     return Ok(false);
                 }
                 Overlap::Partly if !is_stale => {}
-                // The next attempt renews those that are known to be shared.
-                Overlap::Partly if !self.cache.store().known().shared.contains(from.link()) => {
-                    self.cache.store().known().shared.insert(from.link());
-                }
                 _ => return Ok(true),
             }
             self.worker().count_round_trip();
@@ -281,7 +274,10 @@ impl<P: Plugin> Cached<P> {
     async fn current(&self, page: &CachedPage<'_, P>) -> Result<PageCopy, Interrupt> {
         let copy = match self.one_sided().read_page(page.link()).await {
             // Freed by another owner: what led here is old.
-            Err(gone @ Interrupt::Restart(_)) => return Err(gone),
+            Err(gone @ Interrupt::Restart(_)) => {
+                self.enter_shared();
+                return Err(gone);
+            }
             copy => copy?,
         };
         let cached = page_lock(page)?;

@@ -50,7 +50,7 @@ pub(crate) async fn leaf_with(tree: &OneSided<Tree>, key: u64) -> Result<Link, I
     Ok(leaf_and_parent(tree, key).await?.0)
 }
 
-async fn leaf_and_parent(tree: &OneSided<Tree>, key: u64) -> Result<(Link, RemotePtr), Interrupt> {
+pub(crate) async fn leaf_and_parent(tree: &OneSided<Tree>, key: u64) -> Result<(Link, RemotePtr), Interrupt> {
     let only = KeyRange { low: key, high: key.checked_add(1) };
     let mut page = tree.open(Start::Root).await?;
     loop {

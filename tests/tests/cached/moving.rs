@@ -22,8 +22,10 @@ use farlink_runtime::{
     compute::ComputeServer,
     error::Error,
     fabric::listener::ListenOptions,
+    lock::{LockState, LockWord},
     messaging::ServeMessages,
     one_sided::ownership,
+    page::LOCK,
     partition::Part as Owned,
     structure::Structure,
 };
@@ -43,7 +45,7 @@ use farlink_tests::{
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IteratorRandom};
 
 use crate::{
-    leaving::leaf_with,
+    leaving::{leaf_and_parent, leaf_with},
     routing::{Owner, routes, to_owners},
     scene::{CACHE_BYTES_ALL, CACHE_BYTES_MIN, Map, Member, assert_left_clean, cache, fabric, settle, sparse},
 };
@@ -327,16 +329,27 @@ fn what_others_change_right_after_a_move_is_read_anew() {
 /// which pages are shared: its task was cut off. What leads to them is found to be old, and nothing else.
 #[test]
 fn what_others_free_after_a_move_is_missed_by_nobody() {
-    let mut model = sparse(4000);
+    let mut model = sparse(1000);
     let fabric = fabric(FabricProfile::Fast, 256, &model, 0.9);
     let guest = Member::join(&fabric, 9);
     let next: Owner = Owner::new(&fabric, 1, &[], CACHE_BYTES_ALL);
     let owner: Owner = Owner::new(&fabric, 2, &[KeyRange::ALL], CACHE_BYTES_ALL);
-    let cuts = [10_000, 30_000].map(|key| guest.worker.block_on(guest.tree.leaf_low(key)).unwrap());
-    let [_, part, _] = KeyRange::cut_at(&cuts).try_into().unwrap();
+    // From the second leaf below a page of level 1 to the last one below the next but one.
+    let (mut leaves, mut parents) = (Vec::new(), Vec::new());
+    for &key in model.keys() {
+        let (leaf, parent) = guest.worker.block_on(leaf_and_parent(guest.tree.access(), key)).unwrap();
+        if parents.last() != Some(&parent) {
+            parents.push(parent);
+        }
+        if leaves.last().is_none_or(|&(_, other, _)| other != leaf) {
+            leaves.push((key, leaf, parent));
+        }
+    }
+    let below = |parent| leaves.iter().filter(move |leaf| leaf.2 == parent).map(|leaf| leaf.0);
+    let part = KeyRange { low: below(parents[2]).nth(1).unwrap(), high: below(parents[4]).next_back() };
     let (worker, beside) = (&owner.member.worker, &next.member.worker);
     let tree = Ordered::over(owner.holdings.here(worker));
-    assert_eq!(worker.block_on(tree.len()).unwrap(), 4000);
+    assert_eq!(worker.block_on(tree.len()).unwrap(), 1000);
     {
         let mut giving_up = pin!(owner.holdings.give_up(worker, &part));
         worker.block_on(poll_fn(|cx| {
@@ -353,8 +366,10 @@ fn what_others_free_after_a_move_is_missed_by_nobody() {
         }
     });
     model.retain(|key, _| !part.contains(*key));
+    let lock = |at| LockWord::from_word(guest.worker.block_on(guest.worker.read(at, 1)).unwrap()[LOCK]).state();
+    assert_eq!(lock(parents[4]), LockState::Free);
     worker.block_on(async {
-        for key in (part.high.unwrap()..part.high.unwrap() + 500).chain(part.low - 500..part.low) {
+        for key in (part.high.unwrap()..part.high.unwrap() + 100).chain(part.low - 100..part.low) {
             tree.upsert(key, key).await.unwrap();
             model.insert(key, key);
         }
