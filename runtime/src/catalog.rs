@@ -508,7 +508,7 @@ pub(crate) async fn reserve(worker: &Handle, name: &str, kind: &str) -> Result<S
                 match recovery::sweep(worker, free_unfinished).await {
                     // If it had left its slot.
                     Ok(_) => free_unfinished(worker, &[dead]).await.1?,
-                    // As there: it is not in the way of that.
+                    // It has left its slot, so what failed is about another one.
                     Err(_) if recovery::is_finished(worker, dead).await? => {
                         recovery::take_over(worker, dead).await?;
                         failure = free_unfinished(worker, &[dead]).await.1.err();

@@ -6,19 +6,17 @@
 //! [`ComputeServer::maintain`]. Leaving waits for the grace of what is still deferred, returns all pages, frees the slot
 //! and drops the claim, in that order.
 
-use std::{
-    io,
-    panic::{AssertUnwindSafe, catch_unwind},
-    pin::pin,
-    sync::mpsc::{self, RecvTimeoutError},
-    thread::JoinHandle,
-    time::Duration,
+mod leaving;
+mod maintenance;
+
+use std::{sync::mpsc, thread::JoinHandle, time::Duration};
+
+pub(crate) use self::maintenance::round;
+use self::{
+    leaving::{leave, leave_by_hand},
+    maintenance::{spawn_maintenance, sweep},
 };
-
-use futures_util::future::{Either, select};
-
 use crate::{
-    catalog,
     clock::Clock,
     counters::Counters,
     epoch::round::{Board, Member, read_slots},
@@ -30,8 +28,6 @@ use crate::{
     fencing,
     layout::{self, Dynamic, Geometry, SLOTS, SUPERBLOCK_WORDS},
     lock::OwnerId,
-    one_sided::ownership,
-    pages,
     ptr::ServerId,
     recovery,
     remote::{claim_word, release_word, write_words},
@@ -40,23 +36,8 @@ use crate::{
     worker::{Handle, Worker},
 };
 
-/// How long maintenance rests between two rounds while pages wait for reuse or the epoch moves, and at most otherwise.
-const BUSY_REST: Duration = Duration::from_millis(4);
-const IDLE_REST: Duration = Duration::from_millis(32);
-/// How long who leaves rests between two rounds.
-const LEAVE_REST: Duration = Duration::from_millis(1);
-/// How long maintenance rests between two looks for compute servers that have died.
-const SWEEP_REST: Duration = Duration::from_millis(100);
-/// The same where something could not be finished again and again.
-const FAILED_SWEEP_REST_MAX: Duration = Duration::from_millis(1600);
-/// Rounds of maintenance that a leaving compute server spends on the grace of its last retired pages; then it hands them over.
-const LEAVE_ROUNDS_MAX: u32 = 100;
-/// The same while there are pages in doubt, which are lost with who leaves: some seconds, more than an operation of others takes.
-const DOUBT_ROUNDS_MAX: u32 = 5000;
 /// How long [`ComputeServer::settle`] waits for a grace: much more than it takes a neighbour that is idle, and announces epochs seldom.
 const SETTLE_NS_MAX: u64 = 2_000_000_000;
-/// Tries of a step of leaving for which there is no memory.
-const LEAVE_ATTEMPTS_MAX: u32 = 20;
 
 /// Who does a compute server's maintenance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -298,118 +279,11 @@ impl Drop for ComputeServer {
     }
 }
 
-/// Leaves the cluster from the calling thread.
-fn leave_by_hand(shared: &Arc<Shared>) {
-    match Worker::housekeeping(shared, Clock::monotonic()) {
-        Ok(worker) => leave_blocking(&worker, shared),
-        Err(error) => tracing::warn!(%error, "left the cluster without deregistering"),
-    }
-}
-
-fn leave_blocking(worker: &Worker, shared: &Shared) {
-    worker.block_on(leave(worker, shared, async |attempt| {
-        if attempt > 8 {
-            std::thread::sleep(LEAVE_REST);
-        }
-    }));
-}
-
 /// A worker of somebody who is no member yet.
 fn visitor(fabric: &Arc<dyn Fabric>, options: ComputeOptions, clock: Clock) -> Result<Worker, Error> {
     let owner = OwnerId::new(1).expect("1 is an incarnation");
     let nobody = Joined { owner, claim: None, slot: 0, epoch: 0, displaces: false };
     Worker::housekeeping(&Arc::new(nobody.share(fabric, options, Vec::new())), clock)
-}
-
-fn spawn_maintenance(shared: &Arc<Shared>) -> Result<(mpsc::Sender<()>, JoinHandle<()>), Error> {
-    let (stop, stopped) = mpsc::channel();
-    let (tell, begun) = mpsc::channel();
-    let shared = Arc::clone(shared);
-    let thread = std::thread::Builder::new()
-        .name(format!("farlink-{}", shared.owner.incarnation()))
-        .spawn(move || {
-            if catch_unwind(AssertUnwindSafe(|| maintain_until(&shared, &stopped, tell))).is_err() {
-                // Others take it for dead only when it has no worker left that could have sent something.
-                while shared.has_workers() {
-                    std::thread::sleep(IDLE_REST);
-                }
-                lock(&shared.claim).take();
-            }
-        })
-        .map_err(Error::io("starting the maintenance thread"))?;
-    // A compute server without it would hold up the epoch of the whole cluster.
-    let panicked = |_| Err(Error::io("starting the maintenance thread")(io::Error::other("it has panicked")));
-    match begun.recv().unwrap_or_else(panicked) {
-        Ok(()) => Ok((stop, thread)),
-        Err(error) => {
-            let _ = thread.join();
-            Err(error)
-        }
-    }
-}
-
-/// Ends all that a compute server has if its maintenance panics: without it the epoch of the whole cluster stands still.
-struct EndsOnPanic<'a>(&'a Shared);
-
-impl Drop for EndsOnPanic<'_> {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            tracing::error!(owner = %self.0.owner, "maintenance has panicked, and nothing is done any more; end this process, and join anew");
-            self.0.fall();
-        }
-    }
-}
-
-/// Maintenance, until the compute server has left; `tell`s whether it has begun.
-fn maintain_until(shared: &Arc<Shared>, stopped: &mpsc::Receiver<()>, tell: mpsc::Sender<Result<(), Error>>) {
-    let worker = match Worker::housekeeping(shared, Clock::monotonic()) {
-        Ok(worker) => worker,
-        Err(error) => return drop(tell.send(Err(error))),
-    };
-    // Before the worker goes: its last requests fail, too.
-    let _ends_on_panic = EndsOnPanic(shared);
-    let _ = tell.send(Ok(()));
-    let mut rest = BUSY_REST;
-    let (mut is_told, mut sweep_ns, mut sweep_rest) = (false, 0, SWEEP_REST);
-    loop {
-        if shared.check_standing().is_err() {
-            // All that is left is to end.
-            let _ = stopped.recv();
-            while shared.has_workers() {
-                std::thread::sleep(IDLE_REST);
-            }
-            break;
-        }
-        if worker.clock().now_ns() >= sweep_ns {
-            sweep_rest = match worker.block_on(sweep_between_rounds(&worker, shared)) {
-                Ok(_) => SWEEP_REST,
-                Err(error) => {
-                    tracing::warn!(%error, "what dead compute servers have left, or this one, was not finished");
-                    // It looks at all pages each time, and what is in the way may stay.
-                    (sweep_rest * 2).min(FAILED_SWEEP_REST_MAX)
-                }
-            };
-            sweep_ns = worker.clock().now_ns() + sweep_rest.as_nanos() as u64;
-        }
-        if matches!(stopped.recv_timeout(rest), Err(RecvTimeoutError::Disconnected)) {
-            if !shared.has_workers() {
-                break;
-            }
-            std::thread::sleep(rest);
-        }
-        match worker.block_on(round(&worker, shared)) {
-            Ok(true) => rest = BUSY_REST,
-            Ok(false) => rest = (rest * 2).min(IDLE_REST),
-            Err(error) => {
-                // Of a memory server that is lost there is no more to say the second time.
-                if !std::mem::replace(&mut is_told, matches!(error, Error::Fabric(FabricError::ServerLost { .. }))) {
-                    tracing::warn!(%error, "a round of maintenance failed");
-                }
-                rest = IDLE_REST;
-            }
-        }
-    }
-    leave_blocking(&worker, shared);
 }
 
 /// Reads and checks all superblocks.
@@ -493,128 +367,6 @@ pub async fn living(worker: &Handle) -> Result<Vec<OwnerId>, Error> {
     let slots = read_slots(worker, &Board::of(&worker.compute().geometry[0])).await?;
     let all = slots.into_iter().filter_map(|[incarnation, _]| OwnerId::new(incarnation));
     Ok(all.filter(|&owner| !worker.is_dead(owner)).collect())
-}
-
-/// Finishes what dead compute servers have left, and this one: of how many dead ones something is left.
-async fn sweep(worker: &Handle) -> Result<usize, Error> {
-    let swept = recovery::sweep(worker, catalog::free_unfinished).await;
-    catalog::free_left(worker).await?;
-    swept
-}
-
-/// [`sweep`], with rounds of maintenance as long as it takes. After a death it reads the lock words of all pages, and the cluster's epoch
-/// would stand still for that time.
-async fn sweep_between_rounds(worker: &Handle, shared: &Shared) -> Result<usize, Error> {
-    let mut sweeping = pin!(sweep(worker));
-    loop {
-        let resting = pin!(worker.sleep_until(worker.clock().now_ns() + BUSY_REST.as_nanos() as u64));
-        if let Either::Left((swept, _)) = select(sweeping.as_mut(), resting).await {
-            return swept;
-        }
-        if let Err(error) = round(worker, shared).await {
-            tracing::debug!(%error, "a round of maintenance failed");
-        }
-    }
-}
-
-/// One round of maintenance; true if there is reason to come again soon.
-pub(crate) async fn round(worker: &Handle, shared: &Shared) -> Result<bool, Error> {
-    // Operations learn of what it finds: their requests fail.
-    let _ = shared.fabric.check_servers();
-    let worker_of_task = worker.clone();
-    // To its end: what it announces, were it sent later, would take back what others have announced since.
-    let announcing = async move {
-        let shared = worker_of_task.compute();
-        let board = Board::of(&shared.geometry[0]);
-        shared.member.round(&worker_of_task, &board, |epoch| shared.epoch.advance(epoch), &shared.pages).await
-    };
-    let is_busy = worker.spawn_to_end(announcing).await?;
-    ownership::maintain(worker).await;
-    let worker_of_task = worker.clone();
-    worker.spawn_to_end(async move { pages::free_unclaimed(&worker_of_task).await }).await?;
-    let (returning, idle) = (shared.pages.take_returning(), shared.pages.take_surplus());
-    if !returning.is_empty() || !idle.is_empty() {
-        let worker_of_task = worker.clone();
-        match worker.spawn_to_end(async move { pages::give_back_surplus(&worker_of_task, returning, idle).await }).await
-        {
-            // They go with another round.
-            Err(error @ Error::OwnerStalled { .. }) => tracing::debug!(%error, "pages were not returned"),
-            returned => returned?,
-        }
-    }
-    Ok(is_busy)
-}
-
-/// Leaves the cluster: no worker is left. What cannot be returned, because others hold up the epoch or a request fails, is handed
-/// over: the slot keeps the incarnation, and whoever finds that it is dead takes the pages over, for another grace. `pause`s
-/// after each round of waiting for the grace of pages, by their number.
-async fn leave(worker: &Handle, shared: &Shared, pause: impl AsyncFn(u32)) {
-    let deregistered = async {
-        // What it had is others' already.
-        shared.check_standing()?;
-        repeat(worker, async || ownership::leave(worker).await).await?;
-        if shared.displaces.load(Ordering::Acquire)
-            && let Err(error) = recovery::sweep(worker, catalog::free_unfinished).await
-        {
-            tracing::debug!(%error, "what others have left whose slots were taken is left to the next one");
-        }
-        if let Err(error) = catalog::free_left(worker).await {
-            tracing::debug!(%error, "structures that were not made or dropped to the end are handed over");
-        }
-        for attempt in 0..DOUBT_ROUNDS_MAX {
-            let may_hand_over = attempt >= LEAVE_ROUNDS_MAX && shared.pages.in_doubt() == 0;
-            if may_hand_over || shared.pages.deferred() == 0 {
-                break;
-            }
-            repeat(worker, async || round(worker, shared).await).await?;
-            pause(attempt).await;
-        }
-        let is_unfinished = !lock(&shared.unfinished).is_empty();
-        // By its rings others find who has left a structure unfinished, once somebody else has its slot.
-        if !is_unfinished {
-            repeat(worker, async || recovery::free_rings(worker, shared.owner).await).await?;
-        }
-        // Maintenance is a worker, too, and may have taken pages for a ring.
-        worker.pages().give_back(&shared.pages);
-        repeat(worker, async || pages::give_back(worker, shared.pages.take_all()).await).await?;
-        if is_unfinished || shared.pages.deferred() != 0 || shared.displaces.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        let incarnation = u64::from(shared.owner.incarnation());
-        release_word(worker, layout::slot_at(shared.member.slot()), incarnation, 0).await?;
-        Ok::<_, Error>(())
-    };
-    if let Err(error) = deregistered.await {
-        tracing::warn!(%error, "left the cluster without deregistering");
-    }
-    if shared.is_fallen() {
-        lock(&shared.claim).take();
-        return;
-    }
-    let in_doubt = shared.pages.in_doubt();
-    if in_doubt != 0 {
-        tracing::warn!(pages = in_doubt, "pages are lost: another compute server holds the epoch back for too long");
-    }
-    let pages = shared.pages.deferred() - in_doubt;
-    if pages != 0 {
-        tracing::info!(pages, "retired pages are handed over: another compute server holds the epoch back");
-    }
-    lock(&shared.claim).take();
-}
-
-/// Gives what fails for want of memory a few more tries.
-async fn repeat<T>(worker: &Handle, step: impl AsyncFn() -> Result<T, Error>) -> Result<T, Error> {
-    let mut attempt = 0;
-    loop {
-        match step().await {
-            Err(Error::Fabric(error @ FabricError::RegistrationRefused { .. })) if attempt < LEAVE_ATTEMPTS_MAX => {
-                tracing::debug!(%error, "tried again");
-                worker.back_off(attempt).await;
-                attempt += 1;
-            }
-            outcome => return outcome,
-        }
-    }
 }
 
 #[cfg(all(test, not(loom)))]
