@@ -85,12 +85,19 @@ fn run<M: Model>(variant: AccessVariant, seed: u64) {
         harms += 1;
         // What was owned is not any more.
         bounded::block_on(&worker, compute.maintain(&worker)).unwrap();
-        let harm = harm(&direct, &pages, compute.owner(), &mut rng);
+        let (harm, (at, before)) = harm(&direct, &pages, compute.owner(), &mut rng);
         let context = format!("{context}, {harm}");
         // With a cache of its own: what was cached before the damage would hide it.
         let (client, handle) = (Rc::new(scene.client(false)), Handle::clone(&worker));
         let reach = async move { client.reach(&handle).await.map(Rc::new) };
-        let Ok(reached) = ends(&worker, "to reach it", &context, reach) else { continue };
+        let reached = match ends(&worker, "to reach it", &context, reach) {
+            Ok(reached) => reached,
+            // What all need to get to the structure (its map of owners) is whole again, or no operation would run any more.
+            Err(_) => {
+                direct.write(at, &before).unwrap();
+                continue;
+            }
+        };
         for _ in 0..AFTER {
             let op = M::draw(&mut rng, &state);
             M::apply(&mut state, &op);
@@ -129,15 +136,16 @@ fn ends<T: 'static>(
     }
 }
 
-/// Damages a page; what was done.
+/// Damages a page; what was done, and the page with its words before.
 fn harm(
     direct: &Direct,
     pages: &[(RemotePtr, SizeClass)],
     alive: farlink_runtime::lock::OwnerId,
     rng: &mut SmallRng,
-) -> String {
+) -> (String, (RemotePtr, Vec<u64>)) {
     let &(at, class) = pages.choose(rng).expect("there are pages");
-    let mut image = direct.read(at, class.words()).unwrap();
+    let before = direct.read(at, class.words()).unwrap();
+    let mut image = before.clone();
     let sealed = rng.random_ratio(3, 4);
     let mut done = format!("page {at} of {} bytes, sealed: {sealed}", class.bytes());
     for _ in 0..rng.random_range(1..5) {
@@ -173,5 +181,5 @@ fn harm(
         image[LOCK] = LockWord::free(lock.version(), None).word();
     }
     direct.write(at, &image).unwrap();
-    done
+    (done, (at, before))
 }
