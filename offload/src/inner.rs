@@ -31,7 +31,8 @@ use smallvec::SmallVec;
 
 use crate::store::{CacheLayout, RemoteStore, page_id, to_cache};
 
-/// One-sided access that caches inner pages; see [`ComputeCache::share`](crate::ComputeCache::share).
+/// One-sided access that caches inner pages; see [`ComputeCache::share`](crate::ComputeCache::share). Operations that have begun are
+/// polled to their end, or dropped, as over [`Cached`](crate::Cached).
 #[derive(Debug)]
 pub struct CachedInner<P: Plugin> {
     cache: CacheHandle<RemoteStore<P>, CacheLayout<P>>,

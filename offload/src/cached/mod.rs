@@ -62,6 +62,9 @@ const SMALL_BYTES: usize = 4 << 20;
 ///
 /// An operation whose key lies elsewhere fails with [`Error::OutsidePartition`], before any effect. Changes are in remote memory
 /// once their pages leave the cache, or after a flush.
+///
+/// An operation that has begun is polled to its end, or dropped: kept and not polled, it has those wait who miss on the page that it
+/// fetches. Where some are awaited while others are kept, have each run as a [task](Handle::spawn).
 #[derive(Debug)]
 pub struct Cached<P: Plugin> {
     cache: CacheHandle<RemoteStore<P>, CacheLayout<P>>,

@@ -111,20 +111,9 @@ impl Inner {
         if !self.channels.is_empty() {
             news = self.channels.turn(self, last);
         }
-        let mut endpoint = self.endpoint.borrow_mut();
-        let mut outbox = self.outbox.borrow_mut();
-        let mut progress = news | !outbox.is_empty();
+        let mut progress = news | self.ring();
         let mut arrived = self.arrived.borrow_mut();
-        if self.compute.is_fallen() {
-            // A connection that is made anew must not let in what was cut off.
-            let fail = |Request { ticket, .. }| Completion { ticket, outcome: Err(Box::new(self.compute.fallen())) };
-            arrived.extend(outbox.drain(..).map(fail));
-        } else if !outbox.is_empty() {
-            endpoint.ring(&mut outbox);
-        }
-        drop(outbox);
-        endpoint.poll(&mut arrived);
-        drop(endpoint);
+        self.endpoint.borrow_mut().poll(&mut arrived);
         for completion in arrived.drain(..) {
             progress = true;
             if completion.ticket.0 & CONNECTION_TICKET != 0 {
@@ -134,6 +123,22 @@ impl Inner {
             }
         }
         progress
+    }
+
+    /// Sends what was posted, with one doorbell; false if nothing was.
+    fn ring(&self) -> bool {
+        let mut outbox = self.outbox.borrow_mut();
+        if outbox.is_empty() {
+            return false;
+        }
+        if self.compute.is_fallen() {
+            // A connection that is made anew must not let in what was cut off.
+            let fail = |Request { ticket, .. }| Completion { ticket, outcome: Err(Box::new(self.compute.fallen())) };
+            self.arrived.borrow_mut().extend(outbox.drain(..).map(fail));
+        } else {
+            self.endpoint.borrow_mut().ring(&mut outbox);
+        }
+        true
     }
 
     pub(crate) fn registered_buffer(&self, words: usize) -> Result<Buffer, FabricError> {
@@ -508,6 +513,11 @@ impl Handle {
     /// If the fabric refuses to register more memory.
     pub fn buffer(&self, words: usize) -> Result<Buffer, Error> {
         Ok(self.0.registered_buffer(words)?)
+    }
+
+    /// Sends what was posted now, and not with the turn's doorbell: for who has something to do before it waits.
+    pub(crate) fn ring(&self) {
+        self.0.ring();
     }
 
     /// Notes that a task is about to wait for the fabric. What overlaps with what was noted before is the same round trip.

@@ -6,13 +6,10 @@
 //! held. Where the chain does not lead there, entries have moved to pages beside. Then all that was found below the page above
 //! is dropped, and that page is read once more.
 
-use std::{cmp::Reverse, collections::BinaryHeap, future::Future, pin::Pin, rc::Rc};
+use std::{cmp::Reverse, collections::BinaryHeap, rc::Rc};
 
-use farlink_runtime::access::{Access, Cause, Forked, Hint, Interrupt, Operation, PageRef, Start};
-use futures_util::{
-    FutureExt,
-    stream::{FuturesUnordered, StreamExt},
-};
+use farlink_runtime::access::{Access, Cause, Forked, Hint, Interrupt, Operation, PageRef, Start, UnderWay};
+use futures_util::FutureExt;
 use smallvec::SmallVec;
 
 use super::{
@@ -61,8 +58,6 @@ struct Attempt<'a, A: Access<Plugin = Tree<D>>, const D: usize> {
     /// The places in the order of the first entries found, as many as are wanted.
     first: BinaryHeap<i64>,
 }
-
-type Reading<'a, P, T> = Pin<Box<dyn Future<Output = (Pending, Result<Forked<P, T>, Interrupt>)> + 'a>>;
 
 async fn read<'a, A: Access<Plugin = Tree<D>>, S: Search<D>, const D: usize>(
     access: &'a A,
@@ -134,13 +129,13 @@ async fn go_on<'a, A: Access<Plugin = Tree<D>>, S: Search<D>, const D: usize>(
     mut next: Option<Pending>,
 ) -> Result<S::Output, Interrupt> {
     let (access, window) = (attempt.access, attempt.window());
-    let mut reading: FuturesUnordered<Reading<'_, A::Page<'_>, S::Output>> = FuturesUnordered::new();
+    let mut reading = UnderWay::new(&access.context().worker);
     loop {
         while reading.len() < window {
             let Some(next) = next.take().or_else(|| attempt.next()) else { break };
             match attempt.try_follow(&next) {
                 Some(page) => attempt.arrive::<S>(next, Ok(Forked::Page(page)))?,
-                None => reading.push(Box::pin(read(access, search, attempt.visits.share(next.from), next))),
+                None => reading.push(read(access, search, attempt.visits.share(next.from), next)),
             }
         }
         let Some((next, read)) = reading.next().await else { break };

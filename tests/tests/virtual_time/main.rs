@@ -4,6 +4,7 @@
 mod adaptive;
 mod hot_mix;
 mod popularity;
+mod under_way;
 
 use std::{
     cell::{Cell, RefCell},
