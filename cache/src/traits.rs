@@ -55,9 +55,9 @@ pub trait Store: Clone + 'static {
     /// or all together is the store's choice.
     async fn write(&self, pages: Vec<(PageId, Self::Buffer)>) -> Vec<Result<(), Self::Error>>;
 
-    /// Whether changes of so many pages are to be [recorded](Store::record). By default none is.
+    /// Whether changes of so many pages, and so many new ones, are to be [recorded](Store::record). By default none is.
     #[inline]
-    fn records(&self, _pages: usize) -> bool {
+    fn records(&self, _pages: usize, _new: usize) -> bool {
         false
     }
 

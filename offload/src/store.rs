@@ -442,8 +442,9 @@ impl<P: Plugin> Store for RemoteStore<P> {
     }
 
     #[inline]
-    fn records(&self, pages: usize) -> bool {
-        pages > 1 || self.records_all()
+    fn records(&self, pages: usize, new: usize) -> bool {
+        // A page that is there stays in remote memory as it was; of a new one nothing is there.
+        pages > 1 || new > 0 || self.records_all()
     }
 
     fn record_words(&self, page: PageId, words: &[AtomicU64], set: &[u32]) {

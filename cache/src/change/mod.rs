@@ -159,7 +159,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let children = self.children_of(pages);
         let result = f(&mut change);
         let links = self.examine(pages, &new, &change, &children, true)?;
-        if self.store().records(pages.len() + new.len()) {
+        if self.store().records(pages.len(), new.len()) {
             self.record(pages, &new, &change)?;
         }
         self.forget_overwritten(&mut change);
@@ -314,7 +314,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         let result = f(&mut change);
         assert!(!change.fates.contains(&Fate::Freed), "a page is freed by a change, not altered away");
         let links = self.examine(&pages, &[], &change, &children, is_news)?;
-        if is_news && change.fates[0] == Fate::Changed && self.store().records(1) {
+        if is_news && change.fates[0] == Fate::Changed && self.store().records(1, 0) {
             self.record_one(page, &change)?;
         }
         self.forget_overwritten(&mut change);

@@ -1,5 +1,6 @@
 //! A change through the cache.
 
+use farlink_cache::Store as _;
 use farlink_runtime::{
     chunk_classes,
     redo::RING_CLASS,
@@ -31,7 +32,7 @@ impl<P: Plugin> Cached<P> {
         }
         let mut _admitted = None;
         if let Some(log) = self.cache.store().log()
-            && ((self.cache.store().records_all() || old.len() + new.len() > 1) || !log.has_room())
+            && (self.cache.store().records(old.len(), new.len()) || !log.has_room())
         {
             let links = old.iter().map(|(page, _)| page.link()).chain(new.iter().map(NewPage::link));
             let words = links.filter_map(|link| Some(link.remote()?.1.words())).sum();

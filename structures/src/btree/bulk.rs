@@ -185,6 +185,10 @@ impl<'a, A: Access<Plugin = Tree> + Clone + 'static> Load<'a, A> {
                 let root = empty_root(&access).await?;
                 let mut pages = Pages::new();
                 let root = pages.add(root);
+                // With another page it is a change of several: an owner records it, as it has those that it leads to.
+                if let Some(&(_, below)) = entries.first().filter(|_| level > 0) {
+                    pages.add_relied_on(access.open(Start::Page(Link::from_word(below))).await?);
+                }
                 let lead = |pages: &mut A::PagesMut<'_>| {
                     NodeMut::new(pages, root).rewrite(level as u8, Fences::ALL, Link::NULL, &entries);
                 };

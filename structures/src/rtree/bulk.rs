@@ -201,6 +201,10 @@ async fn write<A: Access<Plugin = Tree<D>>, const D: usize>(
     retry(&context.worker, async || {
         let mut pages = Pages::new();
         let page = pages.add(empty_root(access).await?);
+        // With another page it is a change of several: an owner records it, as it has those that it leads to.
+        if let Some(below) = items.first().filter(|_| height > 0) {
+            pages.add_relied_on(access.open(Start::Page(Link::from_word(below.word))).await?);
+        }
         let lead = |pages: &mut A::PagesMut<'_>| {
             let head = Node::<_, D>::of(&pages.page(page)).head();
             node::write(pages, page, &Head { level: height as u8, ..head }, &items);

@@ -4,6 +4,7 @@
 mod catalog;
 mod deaths;
 mod full;
+mod loads;
 mod maps;
 mod owners;
 mod parting;
