@@ -48,6 +48,10 @@ pub(super) async fn check<A: Access<Plugin = Tree>>(access: &A) -> Result<Report
             for (index, (expected, page)) in batch.iter().zip(access.follow_each(links).all().await).enumerate() {
                 let right = row.get(batch_index * BATCH + index + 1).map_or(Link::NULL, |right| right.link);
                 match page {
+                    Ok(page) if page.link().remote().is_none_or(|(_, class)| class != structure.class) => {
+                        report
+                            .add(expected.at(), format!("is not of {} bytes, as all others", structure.class.bytes()));
+                    }
                     Ok(page) => inspect(&mut report, &page, level, expected, right, &mut below),
                     Err(interrupt) => report.add_unreadable(expected.at(), &interrupt),
                 }

@@ -274,6 +274,14 @@ pub(super) fn require_level(page: &impl PageRef, level: u8) -> Result<(), Interr
     Err(Interrupt::stale(page.at(), "it is not of the level or the kind that the link promised"))
 }
 
+/// That a page which is to be rewritten is as large as the tree's are: others may be read, but their entries have no room elsewhere.
+pub(super) fn require_size<A: Access<Plugin = Tree>>(access: &A, page: &A::Page<'_>) -> Result<(), Interrupt> {
+    match page.read(Words::count)? == page_words(access) {
+        true => Ok(()),
+        false => Err(Interrupt::stale(page.at(), "it has another size than the tree's pages")),
+    }
+}
+
 #[inline(always)]
 fn page_words<A: Access<Plugin = Tree>>(access: &A) -> usize {
     access.context().structure.class.words()

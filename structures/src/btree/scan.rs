@@ -125,10 +125,14 @@ impl Walk {
                     if !self.fill_gap(access, &mut last, low, &mut pace, visit).await? {
                         return Ok(());
                     }
+                    let before = self.cursor;
                     if self.visit_up(&leaf, &mut pace, visit)? {
                         return Ok(());
                     }
-                    last = Some(leaf);
+                    // Not one that was freed and came back far to the left: from there the way is long.
+                    if last.is_none() || self.cursor != before {
+                        last = Some(leaf);
+                    }
                 }
                 let end = children.keys.get(batch.end).copied().or(children.high);
                 if !self.fill_gap(access, &mut last, end.unwrap_or(u64::MAX), &mut pace, visit).await? {

@@ -14,12 +14,12 @@ use farlink_runtime::{
 
 use super::{
     Tree,
-    descend::{Descent, Stays, descend, require_level},
+    descend::{Descent, Stays, descend, require_level, require_size},
     node::{Fences, Node, NodeMut, Side, capacity},
 };
 
 /// Attempts to clean up behind one removal. If all meet conflicts, others are at work on the same pages; the next removal
-/// there tries again.
+/// there tries again. A page that is left empty goes when its left neighbour becomes too empty.
 const ATTEMPTS_MAX: u32 = 16;
 
 /// A page other than the root with fewer entries than this looks for a neighbour to merge with.
@@ -126,6 +126,8 @@ async fn join<'a, A: Access<Plugin = Tree>>(
     left: A::Page<'a>,
     right: A::Page<'a>,
 ) -> Result<bool, Interrupt> {
+    require_size(access, &left)?;
+    require_size(access, &right)?;
     let level = left.level();
     let (left_fences, left_right, mut entries) = left.read(|words| {
         let node = Node(words);
@@ -175,6 +177,7 @@ async fn collapse_root<'a, A: Access<Plugin = Tree>>(access: &'a A, root: A::Pag
     let child = access.follow(&root, link, Hint::DOWN).await?;
     let level = root.level() - 1;
     require_level(&child, level)?;
+    require_size(access, &child)?;
     let (fences, entries) = child.read(|words| {
         let node = Node(words);
         (Fences { low: node.low(), high: node.high() }, node.entries())

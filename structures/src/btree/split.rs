@@ -12,7 +12,7 @@ use farlink_runtime::{
 
 use super::{
     Tree,
-    descend::{Descent, Stays, descend, require_level},
+    descend::{Descent, Stays, descend, require_level, require_size},
     node::{Fences, Node, NodeMut, Side},
 };
 
@@ -26,6 +26,7 @@ pub(super) async fn split<'a, A: Access<Plugin = Tree>>(
     key: u64,
     value: Option<u64>,
 ) -> Result<(), Interrupt> {
+    require_size(access, &page)?;
     let halves = page.read(|words| Halves::of(&Node(words), key, value))?;
     let Some(halves) = halves else { return Err(Interrupt::stale(page.at(), "it is full, yet cannot be split")) };
     if page.at() == access.context().structure.root {

@@ -24,7 +24,7 @@ use farlink_runtime::{
     worker::Handle,
 };
 
-use self::ops::{Count, Get, Put, Remove, Scan};
+use self::ops::{ANSWER_ENTRIES_MAX, Count, Get, Put, Remove, Scan};
 pub use self::{
     keys::KeyRange,
     ops::{PutMode, ScanPart},
@@ -304,7 +304,8 @@ impl<S: OrderedMap, A: Run<Plugin = S>> Range<'_, S, A> {
     /// As [`Map::get`].
     pub async fn take(mut self, limit: usize) -> Result<Vec<(u64, u64)>, Error> {
         while self.fetched.len() < limit && self.rest.is_some() {
-            self.fetch((limit - self.fetched.len()) as u64).await?;
+            // In parts: one operation keeps all pages of the cluster from reuse that are freed meanwhile.
+            self.fetch(((limit - self.fetched.len()) as u64).min(ANSWER_ENTRIES_MAX)).await?;
         }
         self.fetched.truncate(limit);
         Ok(self.fetched.into())

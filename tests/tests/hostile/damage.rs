@@ -10,7 +10,7 @@ use farlink_runtime::{
     lock::{LockState, LockWord},
     one_sided::{OneSided, Proof},
     page::{self, CHECKSUM, IDENTITY, Identity, LOCK, SizeClass},
-    ptr::{RemotePtr, ServerId},
+    ptr::{Link, RemotePtr, ServerId},
     worker::{Handle, Worker},
 };
 use farlink_structures::{btree::Tree, map::Map};
@@ -190,15 +190,16 @@ impl<S: Subject> SceneOf<S> {
 
     /// The word that does this harm in the page `at`.
     fn word(&self, evil: &Evil, at: RemotePtr) -> u64 {
+        let link = |at: RemotePtr| Link::to(at, self.class).word();
         match *evil {
             Evil::Any(word) => word,
             Evil::Small(word) => word,
             Evil::Large(below) => u64::MAX - below,
-            Evil::Page(page) => page.get(&self.pages).raw(),
-            Evil::Root => self.root.raw(),
-            Evil::Itself => at.raw(),
+            Evil::Page(page) => link(*page.get(&self.pages)),
+            Evil::Root => link(self.root),
+            Evil::Itself => link(at),
             Evil::Askew(page, bytes) => page.get(&self.pages).raw() + bytes,
-            Evil::Unused(page) => self.root.raw() | 0xff00 | page << 8,
+            Evil::Unused(page) => link(self.root) | 0xff00 | page << 8,
             Evil::Swizzled(word) => word | 1 << 63,
             Evil::OutOfRegion(word) => SERVER_BYTES + (word & 0xffff_ffff_ff00),
             Evil::NoSuchServer(word) => (word & !(1 << 63)) | 0x0002 << 48,

@@ -10,6 +10,7 @@
 
 mod cached;
 mod damage;
+mod forged;
 
 use std::{sync::Arc, time::Duration};
 
