@@ -111,8 +111,8 @@ impl State {
                 }
             }
         }
-        // The entry's deletion ends what was under way.
-        self.merging = merging.or(self.merging.filter(|&(at, _)| !changes.contains(&(at, None))));
+        // The entry's deletion ends what was under way; before that nothing is done there. It may have been put in anew since.
+        self.merging = merging.or(self.merging.filter(|&(at, _)| changes.iter().all(|change| change.0 != at)));
         for (key, to) in changes {
             match (self.entries.binary_search_by_key(&key, |entry| entry.0), to) {
                 (Ok(index), Some(value)) => self.entries[index].1 = value,
@@ -441,6 +441,46 @@ mod tests {
             prop_assert_eq!(state.entries.iter().copied().collect::<BTreeMap<_, _>>(), model);
             prop_assert_eq!(state.fences.right, (!merges).then_some((at, RIGHT_PAGE)));
             prop_assert_eq!(state.about, about(LEFT, below));
+        }
+
+        /// Index terms come and go, with merges in between: whatever the page is known as from before, it comes to the same.
+        #[test]
+        fn a_mark_ends_with_its_entry(keys in prop::collection::vec(1u64..4, 1..16)) {
+            let inner = |below| About { level: 1, ..about(LEFT, below) };
+            let child = |key: u64| Pid::new(7 + key as u32, 0);
+            let (mut memory, mut model) = (Memory::default(), BTreeMap::from([(0, child(0).word())]));
+            let state = State { entries: vec![(0, child(0).word())], ..State::new(inner(0), Fences::ALL) };
+            let mut known = vec![memory.add(CLASS, |page| state.write(page, SLOT))];
+            let mut merging = None;
+            for (below, key) in (1..).zip(keys) {
+                let change = match merging.take() {
+                    Some((key, _)) => Change::Delete { key },
+                    None if model.contains_key(&key) => Change::Merging { at: key, child: child(key) },
+                    None => Change::Put { key, value: child(key).word() },
+                };
+                match change {
+                    Change::Delete { key } => drop(model.remove(&key)),
+                    Change::Merging { at, child } => merging = Some((at, child)),
+                    _ => drop(model.insert(key, child(key).word())),
+                }
+                let next = known[known.len() - 1];
+                let delta = memory.chain(LEFT, next).unwrap().merge().unwrap().delta(next, inner(below), change);
+                let head = write(&mut memory, &delta);
+                let page = memory.chain(LEFT, head).unwrap().merge().unwrap();
+                prop_assert_eq!((&page.state.merging, page.state.entries.len()), (&merging, model.len()));
+                prop_assert!(page.state.entries.iter().copied().eq(model.clone()));
+                for &word in &known {
+                    let before = memory.chain(LEFT, word).unwrap().merge().unwrap();
+                    let mut above = Chain::new(LEFT, head);
+                    while let Some(next) = above.next() {
+                        if !above.add_known(word, &before) {
+                            above.add(memory.find(next)).unwrap();
+                        }
+                    }
+                    prop_assert_eq!(above.merge().unwrap(), page.clone());
+                }
+                known.push(head);
+            }
         }
 
         #[test]

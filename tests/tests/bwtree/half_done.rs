@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use farlink_offload::{CachedMapping, MappingCache};
 use farlink_runtime::{
     access::{Access, Link, PageRef, PagesMut, Placement, Slot, Start, Swap, Unlinked, WordPtr},
     error::Error,
@@ -15,6 +16,7 @@ use farlink_runtime::{
     ptr::{RemotePtr, ServerId},
 };
 use farlink_structures::bwtree::{
+    Bw, BwTree,
     chain::{Chain, Logical, State},
     record::{About, Change, Delta, Fences, MapWord, Mapped, Pid},
 };
@@ -118,6 +120,38 @@ fn any_place_does_where_the_table_cannot_grow() {
         let report = tree.check().await.unwrap();
         assert!(report.is_clean() && worker.counters().splits > 10, "{report:?}");
     });
+}
+
+/// A compute server remembers a page from when a merge was under way below it. That merge has ended, and the entry has been put in
+/// anew, for another page: nobody takes it out.
+#[test]
+fn an_index_term_that_was_put_in_anew_stays() {
+    let scene = Scene::new();
+    let ((worker, _compute), (other, _other_compute)) = (scene.join(2), scene.join(3));
+    let cache = MappingCache::<Bw>::new(1 << 20);
+    let theirs = other.block_on(open(&other)).unwrap();
+    let ours: BwTree<CachedMapping<Bw>> = BwTree::over(cache.share(&worker, theirs.structure().clone()));
+    let (key, page) = other.block_on(async {
+        theirs.bulk_load((0..33).map(|key| (key, key)), 1.0).await.unwrap();
+        let root = look(&theirs, Pid::ROOT).await;
+        let (key, page) = root.child(1);
+        root.put_merging(&theirs, (key, Pid::new(page.place(), page.generation() + 1))).await;
+        (key, page)
+    });
+    assert_eq!(worker.block_on(ours.get(0)).unwrap(), Some(0));
+    other.block_on(async {
+        for change in [Change::Delete { key }, Change::Put { key, value: page.word() }] {
+            look(&theirs, Pid::ROOT).await.put_change(&theirs, change).await;
+        }
+    });
+    // The page to the left gets underfull, but does not fit what is beside it.
+    for key in 0..9 {
+        assert_eq!(worker.block_on(ours.remove(key)).unwrap(), Some(key));
+    }
+    let root = other.block_on(look(&theirs, Pid::ROOT)).page.state;
+    assert_eq!((root.value(key), root.merging, root.entries.len()), (Some(page.word()), None, 3));
+    let report = other.block_on(theirs.check()).unwrap();
+    assert!(report.is_clean(), "{report:?}");
 }
 
 /// One process has left the root with one page below it; another one has split that page, and died before the page above knew. A removal
