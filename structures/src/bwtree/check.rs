@@ -28,7 +28,7 @@ pub(super) async fn check<A: Access<Plugin = Bw>>(access: &A) -> Result<Report, 
     // What the pages of the level above lead to, by number: with which low fence.
     let mut expected = HashMap::from([(Pid::ROOT, 0)]);
     let mut first = Some(Pid::ROOT);
-    let mut level = None;
+    let mut level: Option<u8> = None;
     while let Some(pid) = first.take() {
         let row = check.row(access, pid, level, &mut expected).await;
         for (pid, low) in expected.drain() {
@@ -37,7 +37,11 @@ pub(super) async fn check<A: Access<Plugin = Bw>>(access: &A) -> Result<Report, 
             }
         }
         check.report.pages_by_level.insert(0, row.len() as u64);
-        level = row.first().and_then(|page| page.level().checked_sub(1));
+        // Counted down, so that it ends where damaged pages lead to each other in a ring.
+        level = level.or(row.first().map(|page| page.level())).and_then(|level| level.checked_sub(1));
+        if level.is_none() {
+            break;
+        }
         for page in row.iter().filter(|page| page.level() > 0) {
             for (index, &(key, _)) in page.state.entries.iter().enumerate() {
                 match page.child(index) {

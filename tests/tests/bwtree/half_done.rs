@@ -122,6 +122,26 @@ fn any_place_does_where_the_table_cannot_grow() {
     });
 }
 
+/// An entry below a damaged root leads to a page that says it is of the same level, and leads to itself.
+#[test]
+fn a_check_of_levels_in_a_ring_ends() {
+    let scene = Scene::new();
+    let (worker, compute) = scene.join(2);
+    let tree = worker.block_on(async {
+        let tree = open(&worker).await.unwrap();
+        let child = grown(&tree, 1, 2).await.0.child(0).1;
+        let page = look(&tree, child).await;
+        let State { about, fences, .. } = page.page.state;
+        let state = State { entries: vec![(0, child.word())], ..State::new(About { level: 1, ..about }, fences) };
+        page.put_base(&tree, &state).await;
+        tree
+    });
+    let outcome = bounded::run(&worker, ENDLESS, async move { tree.check().await });
+    std::mem::forget((worker, compute));
+    let report = outcome.unwrap_or_else(|endless| panic!("{endless}")).unwrap();
+    assert!(report.problem_count > 0, "{report:?}");
+}
+
 /// A compute server remembers a page from when a merge was under way below it. That merge has ended, and the entry has been put in
 /// anew, for another page: nobody takes it out.
 #[test]
