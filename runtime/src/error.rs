@@ -175,6 +175,15 @@ pub enum Error {
         class: SizeClass,
     },
 
+    /// A structure's mapping table has no free place, and cannot grow: its directory names as many pages as it can.
+    #[error(
+        "the mapping table is full: its directory has room for {pages_max} pages, which are all there; make a structure with larger pages (page-bytes), whose directory is larger, too, and load it anew"
+    )]
+    MappingTableFull {
+        /// How many pages it can have.
+        pages_max: usize,
+    },
+
     /// All compute-server slots of the cluster are taken by live ones.
     #[error("the cluster has no room for another compute server ({limit} are attached)")]
     TooManyComputeServers {

@@ -169,7 +169,9 @@ pub(super) async fn free<A: Access<Plugin = Bw>>(access: &A, level: u8, beside: 
         learn(access, before).await?;
         if local.pages.borrow().len() == before {
             match grow(access, before, server).await {
-                Err(Interrupt::Failed(error)) if matches!(*error, Error::OutOfMemory { .. }) && !anywhere.get() => {}
+                Err(Interrupt::Failed(error))
+                    if matches!(*error, Error::OutOfMemory { .. } | Error::MappingTableFull { .. })
+                        && !anywhere.get() => {}
                 grown => grown?,
             }
             anywhere.set(true);
@@ -191,11 +193,12 @@ impl Known {
 
 /// Adds a page to the table, unless others have. Its words are zero: places that were never used.
 async fn grow<A: Access<Plugin = Bw>>(access: &A, number: usize, server: ServerId) -> Result<(), Interrupt> {
+    let pages_max = pages_max(access);
+    if number >= pages_max {
+        return Err(Error::MappingTableFull { pages_max }.into());
+    }
     let doublings = (number / access.context().worker.servers()).min(4);
     let class = SizeClass::of_bytes(FIRST_BYTES << doublings).expect("4 to 64 KiB are size classes");
-    if number >= pages_max(access) {
-        return Err(Error::OutOfMemory { class }.into());
-    }
     let page = access.allocate(class, Placement::Server(server)).await?;
     let swap = Swap { word: entry_of(access, number), old: 0, to: page.link().word(), found_by: None };
     let describe = |pages: &mut A::PagesMut<'_>| pages.describe_words(Slot::new_page(0), 0, TABLE_KIND);

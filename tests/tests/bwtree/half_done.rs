@@ -98,6 +98,18 @@ async fn grown(tree: &Tree, level: u8, entries: usize) -> (Seen, u64) {
     unreachable!("a tree grows")
 }
 
+/// Has the directory name as many pages of the table as it can, all of one size, and on one memory server.
+async fn fill_directory(tree: &Tree, class: SizeClass) {
+    let (access, directory) = (tree.access(), tree.structure().root_link());
+    for index in HEADER_WORDS + 1..tree.structure().class.words() {
+        let page = access.allocate(class, Placement::Server(ServerId::new(1).unwrap())).await.unwrap();
+        let word = WordPtr { page: directory, index };
+        let swap = Swap { word, old: 0, to: page.link().word(), found_by: None };
+        let describe = |pages: &mut OneSidedPages| pages.describe_words(Slot::new_page(0), 0, 9);
+        access.install(vec![page], describe, swap, vec![]).await.unwrap().unwrap();
+    }
+}
+
 /// The directory is full, and all places of the table are on one memory server: they do for pages of the other one, too.
 #[test]
 fn any_place_does_where_the_table_cannot_grow() {
@@ -105,18 +117,35 @@ fn any_place_does_where_the_table_cannot_grow() {
     let (worker, _compute) = scene.join(2);
     worker.block_on(async {
         let tree = open(&worker).await.unwrap();
-        let (access, directory) = (tree.access(), tree.structure().root_link());
-        for index in HEADER_WORDS + 1..tree.structure().class.words() {
-            let class = SizeClass::of_bytes(4096).unwrap();
-            let page = access.allocate(class, Placement::Server(ServerId::new(1).unwrap())).await.unwrap();
-            let word = WordPtr { page: directory, index };
-            let swap = Swap { word, old: 0, to: page.link().word(), found_by: None };
-            let describe = |pages: &mut OneSidedPages| pages.describe_words(Slot::new_page(0), 0, 9);
-            access.install(vec![page], describe, swap, vec![]).await.unwrap().unwrap();
-        }
+        fill_directory(&tree, SizeClass::of_bytes(4096).unwrap()).await;
         for number in 0..KEYS {
             operate(&tree, number).await.unwrap();
         }
+        let report = tree.check().await.unwrap();
+        assert!(report.is_clean() && worker.counters().splits > 10, "{report:?}");
+    });
+}
+
+/// The mapping table has a place for few pages, and its directory no room for more: what fails says so, and what is there stays.
+#[test]
+fn a_full_mapping_table_is_told_from_full_memory() {
+    let scene = Scene::new();
+    let (worker, _compute) = scene.join(2);
+    worker.block_on(async {
+        let tree = open(&worker).await.unwrap();
+        fill_directory(&tree, SizeClass::SMALLEST).await;
+        let mut keys = 0;
+        let error = loop {
+            match tree.insert(keys, keys).await {
+                Ok(is_new) => assert!(is_new),
+                Err(error) => break error,
+            }
+            keys += 1;
+        };
+        let pages_max = tree.structure().class.words() - HEADER_WORDS - 1;
+        assert!(matches!(error, Error::MappingTableFull { pages_max: max } if max == pages_max), "{error:?}");
+        assert!(error.to_string().contains("page-bytes"), "{error}");
+        assert!(tree.range(..).take(usize::MAX).await.unwrap().into_iter().eq((0..keys).map(|key| (key, key))));
         let report = tree.check().await.unwrap();
         assert!(report.is_clean() && worker.counters().splits > 10, "{report:?}");
     });
