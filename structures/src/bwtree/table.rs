@@ -197,7 +197,8 @@ async fn grow<A: Access<Plugin = Bw>>(access: &A, number: usize, server: ServerI
     if number >= pages_max {
         return Err(Error::MappingTableFull { pages_max }.into());
     }
-    let doublings = (number / access.context().worker.servers()).min(4);
+    // Larger where each server has some, or where the directory fills: many servers have room for as many numbers as few.
+    let doublings = (number / access.context().worker.servers()).max(number * 8 / pages_max).min(4);
     let class = SizeClass::of_bytes(FIRST_BYTES << doublings).expect("4 to 64 KiB are size classes");
     let page = access.allocate(class, Placement::Server(server)).await?;
     let swap = Swap { word: entry_of(access, number), old: 0, to: page.link().word(), found_by: None };

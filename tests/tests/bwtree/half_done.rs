@@ -16,13 +16,17 @@ use farlink_runtime::{
     ptr::{RemotePtr, ServerId},
 };
 use farlink_structures::bwtree::{
-    Bw, BwTree,
+    Bw, BwTree, BwTreeOptions,
     chain::{Chain, Logical, State},
     record::{About, Change, Delta, Fences, MapWord, Mapped, Pid},
 };
-use farlink_tests::bounded::{self, Bound, Watchdog};
+use farlink_tests::{
+    bounded::{self, Bound, Watchdog},
+    cluster::FAST,
+    fleet::Fleet,
+};
 
-use crate::{ENDLESS, KEYS, Scene, Tree, open, operate};
+use crate::{ENDLESS, KEYS, NAME, Scene, Tree, open, operate};
 
 /// A thousand attempts on what is stale.
 const STALE: Bound = Bound { reads_max: 1_500_000, turns_max: 20_000_000 };
@@ -148,6 +152,21 @@ fn a_full_mapping_table_is_told_from_full_memory() {
         assert!(tree.range(..).take(usize::MAX).await.unwrap().into_iter().eq((0..keys).map(|key| (key, key))));
         let report = tree.check().await.unwrap();
         assert!(report.is_clean() && worker.counters().splits > 10, "{report:?}");
+    });
+}
+
+/// With more memory servers than the directory can name pages, the table has as many places as with few.
+#[test]
+fn many_servers_do_not_make_the_mapping_table_small() {
+    let (pages_max, keys) = (27, 200_000);
+    let fleet = Fleet::start(pages_max, 2 << 20, 1, FAST).unwrap();
+    let scene = Scene { fabric: fleet.fabric(), _fleet: fleet };
+    let (worker, _compute) = scene.join(2);
+    worker.block_on(async {
+        let options = BwTreeOptions { page_bytes: 256, ..BwTreeOptions::default() };
+        let tree = BwTree::create(&worker, NAME, options).await.unwrap();
+        assert_eq!(tree.structure().class.words() - HEADER_WORDS - 1, pages_max);
+        assert_eq!(tree.bulk_load((0..keys).map(|key| (key, key)), 1.0).await.unwrap(), keys);
     });
 }
 
