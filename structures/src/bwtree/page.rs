@@ -2,10 +2,11 @@
 //!
 //! Where the access remembers pages ([`FastPath::recall`]), a search takes those above the level that it is for as they are
 //! remembered: as in any tree of this kind an old page leads too far left at worst, and pages have right links. What it
-//! answers from, it takes only if the page's word is the one that goes with it. What does not fit what was remembered ends the
-//! attempt as stale, and the next one trusts nothing that is remembered.
+//! answers from, it takes only if the page's word is the one that goes with it. Before it goes to the right behind what it has
+//! trusted, it reads the words of that: if they have not changed, the page to the right has no index term yet. What does not fit
+//! what was remembered ends the attempt as stale, and the next one trusts nothing that is remembered.
 
-use std::{ops::Deref, sync::Arc};
+use std::{mem, ops::Deref, sync::Arc};
 
 use farlink_runtime::{access::*, operation::clean_up};
 
@@ -273,13 +274,13 @@ pub(super) async fn descend<A: Access<Plugin = Bw>>(
     let Found::Page(mut page) = look(access, Pid::ROOT, trusted_from).await? else {
         return Err(Interrupt::stale(access.context().structure.root, "there is no root"));
     };
-    let mut has_trusted = !page.is_fresh;
+    let mut above: Option<View> = None;
     loop {
         match page.state.fences.side(key) {
             Side::Left => return Err(page.stale("its keys are all above the key it was to hold")),
             Side::Right if page.pid() == Pid::ROOT => return Err(page.stale("the root has a page to its right")),
-            Side::Right if has_trusted => return Err(page.stale("what is remembered of the page above it is old")),
             Side::Right => {
+                require_as_remembered(access, [above.as_mut(), Some(&mut page)]).await?;
                 if search.finishes {
                     let (high, above) = (page.state.fences.high().unwrap_or(0), page.level() + 1);
                     // Help, without which the page to the right is whole: others may keep the page above busy for long.
@@ -293,11 +294,27 @@ pub(super) async fn descend<A: Access<Plugin = Bw>>(
                 if below.level() + 1 != page.level() {
                     return Err(below.stale("it is not of the level that the page above promised"));
                 }
-                page = below;
-                has_trusted |= !page.is_fresh;
+                above = Some(mem::replace(&mut page, below));
             }
         }
     }
+}
+
+/// Reads the words of those pages whose words were not read in this attempt.
+async fn require_as_remembered<A: Access<Plugin = Bw>>(
+    access: &A,
+    pages: [Option<&mut View>; 2],
+) -> Result<(), Interrupt> {
+    let trusted: Vec<&mut View> = pages.into_iter().flatten().filter(|page| !page.is_fresh).collect();
+    if trusted.is_empty() {
+        return Ok(());
+    }
+    let words: Vec<WordPtr> = trusted.iter().map(|page| page.at).collect();
+    for (page, word) in trusted.into_iter().zip(access.load(&words).await?) {
+        page.is_fresh = page.word.0 == word;
+        page.require_fresh()?;
+    }
+    Ok(())
 }
 
 /// The page to the right of one that is fresh.

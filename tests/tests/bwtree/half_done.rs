@@ -222,6 +222,41 @@ fn an_index_term_that_was_put_in_anew_stays() {
     assert!(report.is_clean(), "{report:?}");
 }
 
+/// A process has split a page, and died before the page above knew. Over the mapping cache who only reads goes on to the right half,
+/// each time, and begins no operation anew; the first put there puts the index term in.
+#[test]
+fn a_split_without_an_index_term_restarts_no_reader() {
+    for (keys, level) in [(33, 1), (363, 2)] {
+        let scene = Scene::new();
+        let ((worker, _compute), (other, _other_compute)) = (scene.join(2), scene.join(3));
+        let cache = MappingCache::<Bw>::new(1 << 20);
+        let theirs = other.block_on(open(&other)).unwrap();
+        let ours: BwTree<CachedMapping<Bw>> = BwTree::over(cache.share(&worker, theirs.structure().clone()));
+        let (low, half) = other.block_on(async {
+            theirs.bulk_load((0..keys).map(|key| (key, key)), 1.0).await.unwrap();
+            let root = look(&theirs, Pid::ROOT).await;
+            assert_eq!((root.page.state.about.level, root.page.state.entries.len()), (level, 3));
+            let (low, half) = root.child(1);
+            let mut state = root.page.state.clone();
+            state.change(Change::Delete { key: low });
+            root.put_base(&theirs, &state).await;
+            (low, half)
+        });
+        let get = |key| assert_eq!(worker.block_on(ours.get(key)).unwrap(), Some(key), "key {key}");
+        (0..keys).for_each(get);
+        let before = worker.counters();
+        (0..20).for_each(|_| get(low + 1));
+        let cost = worker.counters() - before;
+        // A word of what was trusted, or two, those of the halves, and of the pages below.
+        assert_eq!((cost.restarts, cost.round_trips), (0, 20 * 3), "level {level}: {cost:?}");
+        assert_eq!(worker.block_on(ours.upsert(low + 1, low + 1)).unwrap(), Some(low + 1));
+        assert_eq!(other.block_on(look(&theirs, Pid::ROOT)).page.state.value(low), Some(half.word()));
+        let before = worker.counters();
+        get(low + 1);
+        assert_eq!((worker.counters() - before).round_trips, 1, "level {level}");
+    }
+}
+
 /// One process has left the root with one page below it; another one has split that page, and died before the page above knew. A removal
 /// that finds the page to be merged puts the entry in, and ends.
 #[test]
