@@ -55,7 +55,7 @@ fn fit(structure: &Structure, a: usize, b: usize) -> bool {
 /// little left in them.
 pub(super) fn begin<A: Access<Plugin = Bw>>(access: &A, mut level: u8, key: u64) -> Boxed<'_, ()> {
     boxed(access, async move {
-        let Context { worker, structure, .. } = access.context();
+        let structure = &access.context().structure;
         // Each time around something is merged, unless others split it again.
         for _ in 0..STEPS_MAX {
             let above = descend(access, key, level.saturating_add(1), Search::TO_CHANGE).await?;
@@ -82,7 +82,6 @@ pub(super) fn begin<A: Access<Plugin = Bw>>(access: &A, mut level: u8, key: u64)
                 return Err(Interrupt::conflict());
             }
             finish(access, above.level(), at).await?;
-            worker.count_merge();
             let left = entries.len() - 1;
             level = match above.pid() == Pid::ROOT {
                 true if is_only => level.saturating_sub(1),
@@ -140,12 +139,19 @@ pub(super) fn finish<A: Access<Plugin = Bw>>(access: &A, level: u8, key: u64) ->
                 Found::Page(page) => drop(page.add(access, Change::Remove, 1).await?),
                 Found::Removed(removed) if is_only => lower(access, above, removed).await?,
                 Found::Removed(removed) => absorb(access, &above, at, removed).await?,
-                Found::Gone if above.is_long(access) => {
-                    let mut state = above.state.clone();
-                    state.change(Change::Delete { key: at });
-                    above.replace(access, state, &[]).await?.ok();
+                Found::Gone => {
+                    let change = Change::Delete { key: at };
+                    let ended = if above.is_long(access) {
+                        let mut state = above.state.clone();
+                        state.change(change);
+                        above.replace(access, state, &[]).await?
+                    } else {
+                        above.add(access, change, 1).await?
+                    };
+                    if ended.is_ok() {
+                        access.context().worker.count_merge();
+                    }
                 }
-                Found::Gone => drop(above.add(access, Change::Delete { key: at }, 1).await?.is_ok()),
             }
         }
         Err(Interrupt::conflict())
@@ -174,7 +180,9 @@ async fn lower<A: Access<Plugin = Bw>>(access: &A, root: View, removed: Removed)
             give_up(&access, pid, (at, word), head, [u64::from(content.level()), 0]).await?;
         }
         drop(pin);
-        outcome?.map_err(|_| Interrupt::conflict())
+        outcome?.map_err(|_| Interrupt::conflict())?;
+        worker.count_merge();
+        Ok(())
     };
     worker.spawn_to_end(whole).await
 }

@@ -469,6 +469,42 @@ fn a_merge_that_was_cancelled_removes_nothing() {
     assert!(cancelled > 0, "the removal never stops in the merge");
 }
 
+/// A process begins to merge the only page below the root. Others split that page, so that merge is cancelled: it is not counted as one.
+#[test]
+fn a_merge_that_was_cancelled_is_not_counted() {
+    let _watch = Watchdog::start("a cancelled merge is not counted", Duration::from_secs(20));
+    let last = lowers();
+    let scene = Scene::new();
+    let [(worker, compute), (other, other_compute)] = [2, 3].map(|seed| scene.join(seed));
+    let (tree, keys) = worker.block_on(async {
+        let tree = open(&worker).await.unwrap();
+        let keys = grown(&tree, 1, 2).await.1;
+        for key in 0..last {
+            tree.remove(key).await.unwrap();
+        }
+        (tree, keys)
+    });
+    let theirs = other.block_on(open(&other)).unwrap();
+    let root = || other.block_on(look(&theirs, Pid::ROOT)).page.state;
+    let mut removal = Box::pin(worker.spawn(async move { tree.remove(last).await }));
+    let mut poll = || removal.as_mut().poll(&mut TaskContext::from_waker(Waker::noop()));
+    while root().entries.len() > 1 || root().merging.is_none() {
+        assert!(poll().is_pending(), "the only page is never merged");
+        bounded::turn(&worker);
+    }
+    let merges = worker.counters().merges;
+    (keys..).find(|&key| {
+        other.block_on(theirs.insert(key, key)).unwrap();
+        root().entries.len() == 2
+    });
+    while poll().is_pending() {
+        bounded::turn(&worker);
+    }
+    assert_eq!((root().about.level, root().entries.len()), (1, 2));
+    assert_eq!((merges, worker.counters().merges), (1, 1), "the pair of pages was merged, and no more");
+    std::mem::forget((worker, compute, other, other_compute));
+}
+
 /// If the only page below the root is being merged: splits it with keys from `first` on, and leaves a merge of the two halves where one
 /// absorbed the other; the key behind the last one that was put.
 async fn split_and_merge_again(tree: &Tree, first: u64) -> Option<u64> {
