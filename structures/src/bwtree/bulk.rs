@@ -36,14 +36,14 @@ pub(super) async fn load<A: Access<Plugin = Bw>>(
     let Context { worker, structure, .. } = access.context();
     let (access, pin) = (OneSided::<Bw>::new(worker, structure.clone(), Proof::Checksum), worker.pin());
     let whole = async move {
-        let (worker, mut made) = (&access.context().worker, Vec::new());
+        let (worker, mut made, mut may_be_linked) = (&access.context().worker, Vec::new(), false);
         let outcome = retry(worker, async || {
             let root = empty_root(&access).await?;
-            build(&access, root, &row, fill, &mut made).await
+            build(&access, root, &row, fill, &mut made, &mut may_be_linked).await
         })
         .await;
         for page in made {
-            if let Err(error) = page.undo(&access, outcome.is_err()).await {
+            if let Err(error) = page.undo(&access, may_be_linked).await {
                 tracing::warn!(%error, "a page of a failed bulk load was not freed");
             }
         }
@@ -60,13 +60,14 @@ async fn empty_root<A: Access<Plugin = Bw>>(access: &A) -> Result<View, Interrup
     }
 }
 
-/// Writes the pages, and makes the root lead there.
+/// Writes the pages, and makes the root lead there; says so before.
 async fn build<A: Access<Plugin = Bw>>(
     access: &A,
     root: View,
     entries: &[(u64, u64)],
     fill: f64,
     made: &mut Vec<Created>,
+    may_be_linked: &mut bool,
 ) -> Result<(), Interrupt> {
     let (structure, earlier) = (&access.context().structure, made.len());
     let room = capacity(structure.class);
@@ -88,6 +89,7 @@ async fn build<A: Access<Plugin = Bw>>(
     }
     let about = About { pid: Pid::ROOT, level, below: 0 };
     let full = State { entries: row, ..State::new(about, Fences::ALL) };
+    *may_be_linked = true;
     root.replace(access, full, &[]).await?.map_err(|_| Interrupt::conflict())?;
     made.truncate(earlier);
     Ok(())

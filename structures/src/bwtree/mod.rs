@@ -192,10 +192,11 @@ impl BwTree<OneSided<Bw>> {
 impl<A: Access<Plugin = Bw>> BwTree<A> {
     /// Loads entries in strictly ascending key order into an empty tree, using the share `fill` (0.1 to 1.0) of each page;
     /// returns their number. Holds them in memory. Others see the tree empty until it is done; if it fails, the tree stays
-    /// empty. Dropped, it goes on.
+    /// empty, unless the answer to the last swap is lost. Dropped, it goes on.
     ///
     /// # Errors
-    /// If the tree is not empty, the input is not in order, `fill` is out of range, or remote memory is full.
+    /// If the tree is not empty, the input is not in order, `fill` is out of range, remote memory or the mapping table is full;
+    /// [`Error::InstallUnknown`]: the tree is empty, or holds all entries.
     pub async fn bulk_load(&self, entries: impl IntoIterator<Item = (u64, u64)>, fill: f64) -> Result<u64, Error> {
         bulk::load(self.access(), entries, fill).await
     }
