@@ -83,7 +83,8 @@ impl<P: Plugin> MappingCache<P> {
 /// | put, nothing changed | 1 | | 1 record | 1 |
 ///
 /// What it promises is what the structure promises over [`OneSided`]: nothing is answered from memory alone. A word does not
-/// come back with another meaning while it is cached, but for a chance that [`FastPath::remember`] names.
+/// come back with another meaning while it is cached, but for a chance that [`FastPath::remember`] names. Then a get
+/// answers what was so, and a change can undo what others have changed since, and free records that are others' pages by now.
 ///
 /// The cache is one budget of bytes, shared by the workers of a compute server: [`ValueCache`].
 ///
