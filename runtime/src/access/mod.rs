@@ -235,7 +235,8 @@ pub trait FastPath: Sized {
     /// forgotten after at most 2^14 epochs. In that time no page is reused more than 2^14 times, so a word that tells 2^15
     /// uses of a page apart does not come to mean something else, as long as the page is used by [installs](Access::install). But
     /// structures share their pages, and one with locks counts each change of one. If such a structure has had the page meanwhile, and the
-    /// same word leads there again, it is the old word by chance, once in 2^15 times.
+    /// same word leads there again, it is the old word by chance, once in 2^15 times; an operation that relies on it then answers what was so,
+    /// or undoes what others have done since.
     fn remember<T: Any + Send + Sync>(&self, _at: WordPtr, _word: u64, _state: &Arc<T>, _bytes: usize) {}
 
     /// The next read of `page` needs these words. May have the processor fetch them, and let other operations run meanwhile.
