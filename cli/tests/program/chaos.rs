@@ -1,8 +1,14 @@
 //! `farlink chaos`.
 
-use std::process::{Command, Stdio};
+use std::{
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
 
 use crate::{PROGRAM, children_of, farlink, named, number};
+
+/// On a machine that is busy with others, too.
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Operations that memory servers carry out, and an owner's, outlive whoever asked for them as far as they were promised to.
 #[test]
@@ -36,14 +42,17 @@ fn a_chaos_whose_memory_server_is_gone_says_so_and_ends() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
+    let process = chaos.id();
     let of_kind = |kind: &str| {
         let runs = |child: &u32| {
             std::fs::read(format!("/proc/{child}/cmdline"))
                 .is_ok_and(|words| words.split(|byte| *byte == 0).any(|word| word == kind.as_bytes()))
         };
-        children_of(chaos.id()).into_iter().find(runs)
+        children_of(process).into_iter().find(runs)
     };
+    let deadline = Instant::now() + LIMIT;
     while of_kind("chaos-process").is_none() {
+        assert!(chaos.try_wait().unwrap().is_none() && Instant::now() < deadline, "it starts nobody");
         std::thread::yield_now();
     }
     let server = of_kind("serve").unwrap();
