@@ -150,6 +150,9 @@ pub trait Scene {
     /// Because the fabric is dead.
     async fn act(&self, open: &Self::Open) -> Result<(), Error>;
 
+    /// Which of two ways others take, where a scene has two: it is drawn before each play.
+    fn take_way(&self, _is_other: bool) {}
+
     /// Whether somebody looks for dead compute servers before others read anything: what an owner has left is only then whole.
     fn is_swept_first(&self) -> bool {
         false
@@ -420,27 +423,37 @@ pub fn every() -> u64 {
 
 /// Plays the scene with a victim that stops after some of its requests, one in `share` by default, and more or fewer as
 /// `FARLINK_CRASH_EVERY` says; others take it for dead, and take over, and then it goes on: it is told so, and nothing that it does
-/// lands. How often it had stopped. With `FARLINK_CRASH_STOP` it stops after so many requests, and no others are played.
+/// lands. How often it had stopped. With `FARLINK_CRASH_STOP` it stops after so many requests, in both ways that others may take, and no
+/// other stops are played.
 ///
 /// # Panics
 /// If it is not told, something lands, or others do not find what they must; and if it never stopped.
 pub fn enumerate_resumed<S: Scene + Debug>(share: u64, options: MemOptions, scene: &S) -> u64 {
     let mut chance = Chance::new(scene);
     let every = (share * every() / EVERY).max(1);
-    let (requests, stops) = match settings::asked_for("FARLINK_CRASH_STOP") {
-        Some(after) => (after, vec![after]),
+    let (requests, stopped) = match settings::asked_for("FARLINK_CRASH_STOP") {
+        Some(after) => (after, stop_again(options, scene, after)),
         None => {
-            let requests = resumed(options, scene, NEVER).requests;
-            (requests, chance.one_in(every, requests).collect())
+            let requests = resumed(options, scene, NEVER, chance.way()).requests;
+            let stops = chance.one_in(every, requests);
+            (requests, stops.filter(|&after| resumed(options, scene, after, chance.way()).has_stopped).count())
         }
     };
-    let stopped = stops.into_iter().filter(|&after| resumed(options, scene, after).has_stopped).count();
     println!("{scene:?}: {requests} requests, {stopped} stops");
     assert!(stopped > 0, "{scene:?}: nobody has stopped");
     stopped as u64
 }
 
-fn resumed<S: Scene + Debug>(options: MemOptions, scene: &S, after: u64) -> Resumed {
+/// Plays a stop in both ways that others may take; in how many the victim had stopped.
+///
+/// # Panics
+/// As [`enumerate_resumed`], but for a victim that never stopped.
+pub fn stop_again<S: Scene + Debug>(options: MemOptions, scene: &S, after: u64) -> usize {
+    WAYS.into_iter().filter(|&is_other| resumed(options, scene, after, is_other).has_stopped).count()
+}
+
+fn resumed<S: Scene + Debug>(options: MemOptions, scene: &S, after: u64, is_other: bool) -> Resumed {
+    scene.take_way(is_other);
     let play = |is_late| {
         let played =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| play_resumed(options, scene, after, is_late)));
@@ -518,16 +531,24 @@ impl Chance {
         (first..requests).step_by(every as usize)
     }
 
+    /// A way that others take.
+    fn way(&mut self) -> bool {
+        self.0.random()
+    }
+
     /// Two in three are torn: few of the requests are WRITEs that can be.
     fn tears(&mut self) -> Option<u16> {
         self.0.random_ratio(2, 3).then(|| self.0.random())
     }
 }
 
-/// Plays the death that `FARLINK_CRASH_DEATH` asks for, twice, as there are scenes that take turns. Whether it asks for one.
+/// The two ways that others may take.
+const WAYS: [bool; 2] = [false, true];
+
+/// Plays the death that `FARLINK_CRASH_DEATH` asks for, in both ways that others may take. Whether it asks for one.
 fn plays_again<S: Scene + Debug>(options: MemOptions, scene: &S) -> bool {
     let Some(death) = settings::asked_for("FARLINK_CRASH_DEATH") else { return false };
-    let both = [played(options, scene, death), played(options, scene, death)];
+    let both = WAYS.map(|is_other| played(options, scene, death, is_other));
     println!("{scene:?}, FARLINK_CRASH_DEATH={death}: {both:?}");
     true
 }
@@ -558,13 +579,14 @@ pub fn enumerate_every<S: Scene + Debug>(every: u64, options: MemOptions, scene:
     if plays_again(options, scene) {
         return 1;
     }
-    let requests = played(options, scene, IN_FULL).victim.requests;
+    let requests = played(options, scene, IN_FULL, chance.way()).victim.requests;
     assert!(requests > 0, "{scene:?}: the victim did nothing");
     let mut deaths = 0;
     for (order, _) in ORDERS {
         for after in chance.one_in(every, requests) {
             let tears = chance.tears();
-            let played = played(options, scene, Death { order, tears, after, sweeper_after: None });
+            let death = Death { order, tears, after, sweeper_after: None };
+            let played = played(options, scene, death, chance.way());
             deaths += u64::from(played.victim.has_died);
         }
     }
@@ -584,12 +606,13 @@ pub fn enumerate_sweepers<S: Scene + Debug>(options: MemOptions, scene: &S, vict
     if plays_again(options, scene) {
         return;
     }
-    let requests = played(options, scene, IN_FULL).victim.requests;
+    let requests = played(options, scene, IN_FULL, chance.way()).victim.requests;
     let every = 4 * every();
     let mut deaths = 0;
     for after in chance.one_in(requests.div_ceil(victims).max(1), requests) {
         let of_victim = Death { after, sweeper_after: Some(NEVER), ..IN_FULL };
-        let requests = played(options, scene, of_victim).sweeper.map_or(0, |sweeper| sweeper.requests);
+        let sweeper = played(options, scene, of_victim, chance.way()).sweeper;
+        let requests = sweeper.map_or(0, |sweeper| sweeper.requests);
         assert!(requests > 0, "{scene:?}, {of_victim}: there was nothing to be swept");
         for is_torn in [false, true] {
             let finishing = chance.one_in(every, requests.min(FINISHING));
@@ -597,7 +620,8 @@ pub fn enumerate_sweepers<S: Scene + Debug>(options: MemOptions, scene: &S, vict
             let looking: Vec<u64> = (0..looking).map(|_| chance.0.random_range(0..requests)).collect();
             for after in finishing.chain(looking) {
                 let tears = is_torn.then(|| chance.0.random());
-                let played = played(options, scene, Death { tears, sweeper_after: Some(after), ..of_victim });
+                let death = Death { tears, sweeper_after: Some(after), ..of_victim };
+                let played = played(options, scene, death, chance.way());
                 let is_both = played.victim.has_died && played.sweeper.is_some_and(|sweeper| sweeper.has_died);
                 deaths += u64::from(is_both);
             }
@@ -610,7 +634,8 @@ pub fn enumerate_sweepers<S: Scene + Debug>(options: MemOptions, scene: &S, vict
 /// Nobody dies before the end.
 const IN_FULL: Death = Death { order: Order::Posted, tears: None, after: NEVER, sweeper_after: None };
 
-fn played<S: Scene + Debug>(options: MemOptions, scene: &S, death: Death) -> Played {
+fn played<S: Scene + Debug>(options: MemOptions, scene: &S, death: Death, is_other: bool) -> Played {
+    scene.take_way(is_other);
     let played = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| play(options, scene, death)));
     match played {
         Ok(Ok(played)) => played,

@@ -137,14 +137,17 @@ impl<S: Subject> Scene for Owner<S> {
         map.access().flush().await
     }
 
+    fn take_way(&self, is_other: bool) {
+        self.takes_over.set(is_other);
+    }
+
     fn is_swept_first(&self) -> bool {
         !self.takes_over.get()
     }
 
     async fn verify(&self, worker: &Worker, flushed: bool) -> Result<(), Error> {
         let map: maps::Opened<S> = Map::open(worker, maps::MAP, Proof::Checksum).await?;
-        let takes_over = self.takes_over.replace(!self.takes_over.get());
-        let value = if takes_over {
+        let value = if self.takes_over.get() {
             let owned =
                 own::<S>(worker, map.structure().clone(), KeyRange::ALL, self.cache_bytes, Durability::WriteBack)
                     .await?;

@@ -101,13 +101,17 @@ impl<S: Subject> Scene for Parting<S> {
         }
     }
 
+    fn take_way(&self, is_other: bool) {
+        self.takes_over.set(is_other);
+    }
+
     fn is_swept_first(&self) -> bool {
         !self.takes_over.get()
     }
 
     async fn verify(&self, worker: &Worker, flushed: bool) -> Result<(), Error> {
         let map: maps::Opened<S> = Map::open(worker, maps::MAP, Proof::Checksum).await?;
-        let value = if self.takes_over.replace(!self.takes_over.get()) {
+        let value = if self.takes_over.get() {
             let all = KeyRange::everything();
             let owned = own::<S>(worker, map.structure().clone(), all, 1 << 20, Durability::WriteBack).await?;
             let owned = Map::over(owned);

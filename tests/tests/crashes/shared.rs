@@ -126,9 +126,12 @@ impl Scene for Halves {
         upper.access().flush().await
     }
 
+    fn take_way(&self, is_other: bool) {
+        self.is_lower_first.set(!is_other);
+    }
+
     async fn verify(&self, worker: &Worker, flushed: bool) -> Result<(), Error> {
-        let is_lower_first = self.is_lower_first.replace(!self.is_lower_first.get());
-        let (lower, upper) = match is_lower_first {
+        let (lower, upper) = match self.is_lower_first.get() {
             true => {
                 self.read_lower(worker).await?;
                 let lower = self.use_lower(worker).await?;
