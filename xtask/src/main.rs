@@ -6,7 +6,7 @@ use std::{
     process::{Command, ExitCode, Stdio},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, Subcommand};
 
 mod circles;
@@ -79,18 +79,22 @@ fn main() -> Result<ExitCode> {
 }
 
 fn loom(preemptions: u32, filter: Option<&str>) -> Result<()> {
-    let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo
-        .args(["test", "--release", "--package", "farlink-loom-tests", "--test", "models", "--no-fail-fast", "--"])
-        .arg("--nocapture")
-        .args(filter)
-        // The last two are for crossbeam-epoch's part.
-        .env("RUSTFLAGS", appended("RUSTFLAGS", "--cfg loom --cfg crossbeam_loom --cfg crossbeam_sanitize"))
-        .env("LOOM_MAX_PREEMPTIONS", preemptions.to_string())
-        // Whole-program optimisation of each model would take longer than running it.
-        .env("CARGO_PROFILE_RELEASE_LTO", "off")
-        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "8");
-    run(&mut cargo, "loom")
+    let cargo = |does: &str| {
+        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo
+            .args(["test", "--release", "--package", "farlink-loom-tests", "--test", "models", "--no-fail-fast", "--"])
+            .arg(does)
+            .args(filter)
+            // The last two are for crossbeam-epoch's part.
+            .env("RUSTFLAGS", appended("RUSTFLAGS", "--cfg loom --cfg crossbeam_loom --cfg crossbeam_sanitize"))
+            .env("LOOM_MAX_PREEMPTIONS", preemptions.to_string())
+            // Whole-program optimisation of each model would take longer than running it.
+            .env("CARGO_PROFILE_RELEASE_LTO", "off")
+            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "8");
+        cargo
+    };
+    require_tests(filter, [cargo("--list")], "loom")?;
+    run(&mut cargo("--nocapture"), "loom")
 }
 
 fn fuzz(seconds: u64, seed: Option<u64>, filter: Option<&str>) -> Result<()> {
@@ -115,20 +119,23 @@ fn miri(filter: Option<&str>) -> Result<()> {
         return Ok(());
     }
     let packages: Vec<_> = MIRI_PACKAGES.iter().flat_map(|package| ["--package", package]).chain(["--lib"]).collect();
-    for tested in [&MIRI_CACHE[..], &packages] {
+    let cargo = |tested: &[&str], does: Option<&str>| {
         let mut cargo = Command::new("cargo");
         cargo
             .args(["+nightly", "miri", "test"])
             .args(tested)
             .args(["--", "--skip", MIRI_SKIPPED])
+            .args(does)
             .args(filter)
             .env("MIRIFLAGS", appended("MIRIFLAGS", "-Zmiri-disable-isolation"))
             .env("PROPTEST_CASES", "4");
         // Set by the cargo that runs this program, for its own toolchain.
         cargo.env_remove("RUSTUP_TOOLCHAIN").env_remove("CARGO");
-        run(&mut cargo, "miri")?;
-    }
-    Ok(())
+        cargo
+    };
+    let all = [&MIRI_CACHE[..], &packages];
+    require_tests(filter, all.map(|tested| cargo(tested, Some("--list"))), "miri")?;
+    all.into_iter().try_for_each(|tested| run(&mut cargo(tested, None), "miri"))
 }
 
 fn has_miri() -> bool {
@@ -162,15 +169,53 @@ fn appended(variable: &str, flag: &str) -> OsString {
     flags
 }
 
-/// Runs a command of a step in the workspace, with `target/<step>` as its target folder: flags of its own would make
-/// every other build start over.
-fn run(command: &mut Command, step: &str) -> Result<()> {
+/// A command of a step in the workspace, with `target/<step>` as its target folder: flags of its own would make every other
+/// build start over.
+fn in_workspace<'a>(command: &'a mut Command, step: &str) -> &'a mut Command {
     let workspace = workspace();
-    command.current_dir(&workspace).env("CARGO_TARGET_DIR", workspace.join("target").join(step));
-    let status = command.status().with_context(|| format!("{step}: starting {:?}", command.get_program()))?;
+    command.current_dir(&workspace).env("CARGO_TARGET_DIR", workspace.join("target").join(step))
+}
+
+/// Refuses a filter that no test's name contains, of those that the commands list: a run of none would pass.
+fn require_tests(filter: Option<&str>, lists: impl IntoIterator<Item = Command>, step: &str) -> Result<()> {
+    let Some(filter) = filter else { return Ok(()) };
+    for mut list in lists {
+        let output = in_workspace(&mut list, step).stderr(Stdio::inherit()).output();
+        let output = output.with_context(|| format!("{step}: starting {:?}", list.get_program()))?;
+        ensure!(output.status.success(), "{step}: listing tests failed ({})", output.status);
+        if String::from_utf8_lossy(&output.stdout).lines().any(|line| line.ends_with(": test")) {
+            return Ok(());
+        }
+    }
+    bail!("{step}: no test's name contains {filter:?}")
+}
+
+/// Runs a command of a step.
+fn run(command: &mut Command, step: &str) -> Result<()> {
+    let status = in_workspace(command, step).status();
+    let status = status.with_context(|| format!("{step}: starting {:?}", command.get_program()))?;
     if !status.success() {
         bail!("{step}: failed ({status})");
     }
     println!("{step}: ok");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_that_fits_no_test_is_refused() {
+        let says = |text: &str| {
+            let mut list = Command::new("echo");
+            list.arg(text);
+            list
+        };
+        let (none, one) = (|| says("0 tests, 0 benchmarks"), || says("a::model: test\n\n1 test, 0 benchmarks"));
+        require_tests(Some("model"), [none(), one()], "tests").unwrap();
+        require_tests(None, [none()], "tests").unwrap();
+        let error = require_tests(Some("typo"), [none(), none()], "tests").unwrap_err().to_string();
+        assert!(error.contains("typo"), "{error}");
+    }
 }

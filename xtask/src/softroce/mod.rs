@@ -169,7 +169,7 @@ impl Bench {
             let [here, there] = if number == 1 { [0, 1] } else { [1, 0] }.map(|index| sockets[index].clone());
             Network::Pair { here, there, number, loss: loss.to_owned() }
         };
-        let [memory, compute] = plan::pair();
+        let [memory, compute] = plan::pair()?;
         let memory = Guest::start(&self.spec("memory", programs, &memory, network(1)))?;
         let compute = Guest::start(&self.spec("compute", programs, &compute, network(2)))?;
         let outcome = compute.wait()?;

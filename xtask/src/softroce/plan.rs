@@ -1,6 +1,6 @@
 //! What runs in the guests.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use super::{environment, guest::quoted, programs::Built};
 
@@ -53,7 +53,9 @@ impl Script {
         }
     }
 
-    fn end(self) -> String {
+    fn end(self) -> Result<String> {
+        let has_steps = self.lanes.iter().any(|lane| !lane.is_empty());
+        ensure!(has_steps, "no step's name contains {:?}", self.filter.unwrap_or_default());
         let mut text = self.text;
         let steps = |with: &str, lane: &str| lane.lines().map(|line| format!("{with} {line}\n")).collect::<String>();
         let [alone, tests, programs] = &self.lanes;
@@ -64,7 +66,7 @@ impl Script {
         } else {
             text += &format!("{{\n{}}} &\nlane=$!\n{}wait $lane\n", steps("aside", tests), steps("aside", programs));
         }
-        text + "verdict\n"
+        Ok(text + "verdict\n")
     }
 }
 
@@ -92,7 +94,7 @@ pub(super) fn alone(built: &Built, wanted: &Wanted) -> Result<String> {
     if named.is_some() {
         script.long(built)?;
     }
-    Ok(script.end())
+    script.end()
 }
 
 /// A stress test of two processes.
@@ -196,13 +198,32 @@ impl Script {
 }
 
 /// Two guests: the memory servers in one, all that uses them in the other.
-pub(super) fn pair() -> [String; 2] {
+pub(super) fn pair() -> Result<[String; 2]> {
     let mut memory = Script::new(None);
     memory.step(Lane::Programs, "memory servers", PAIR_LIMIT_S, &["sh", "/tmp/programs.sh", "serve_until_told"]);
     let mut compute = Script::new(None);
     compute.step(Lane::Programs, "another machine", PAIR_LIMIT_S, &["sh", "/tmp/programs.sh", "over_the_net"]);
-    [memory, compute].map(|script| script.end().replacen("\nstep '", "\nexport AT=10.0.0.1\nstep '", 1))
+    let to_memory = |script: Script| -> Result<String> {
+        Ok(script.end()?.replacen("\nstep '", "\nexport AT=10.0.0.1\nstep '", 1))
+    };
+    Ok([to_memory(memory)?, to_memory(compute)?])
 }
 
 /// How long the programs of two guests may take.
 const PAIR_LIMIT_S: u32 = 240;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_that_fits_no_step_is_refused() {
+        let end = |filter| {
+            let mut script = Script::new(Some(filter));
+            script.program(Lane::Programs, "killed_bench");
+            script.end().map(drop)
+        };
+        end("bench").unwrap();
+        assert!(end("typo").unwrap_err().to_string().contains("typo"));
+    }
+}
