@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::bail;
+use anyhow::{bail, ensure};
 use farlink_offload::ship::{CallHeader, read_reply};
 use farlink_runtime::{
     access::InPieces as _,
@@ -27,6 +27,8 @@ use farlink_structures::{
     },
 };
 use rand::{Rng, RngExt, SeedableRng, rngs::SmallRng, seq::IndexedRandom};
+
+use crate::bounded::Watchdog;
 
 /// Something that reads words.
 #[derive(Debug, Clone, Copy)]
@@ -62,6 +64,8 @@ const BORDERS: [u64; 14] =
 /// Words of an input at most.
 const WORDS_MAX: usize = 256;
 const INPUTS_PER_LOOK: u64 = 1 << 12;
+/// Far more than so many inputs take.
+const LOOK_MAX: Duration = Duration::from_secs(20);
 
 fn sent_scans() -> Vec<Vec<u64>> {
     vec![vec![1, 9, 100, 0], vec![0, u64::MAX, 7, 1, 1]]
@@ -180,7 +184,6 @@ fn reply(words: &[u64]) {
     }
 }
 
-/// A mutated copy of one of the samples.
 /// Words made of samples by one to five changes.
 pub fn mutate(samples: &[Vec<u64>], rng: &mut SmallRng) -> Vec<u64> {
     let mut words = samples.choose(rng).cloned().unwrap_or_default();
@@ -207,27 +210,41 @@ pub fn mutate(samples: &[Vec<u64>], rng: &mut SmallRng) -> Vec<u64> {
 /// Fuzzes all targets whose name contains `filter`, one after another, for `limit` in all; how many inputs each has read.
 ///
 /// # Errors
-/// If a target panics: with the seed and the input.
+/// If a target panics: with the seed and the input. If there is no such target.
 pub fn fuzz(seed: u64, limit: Duration, filter: &str) -> anyhow::Result<Vec<(&'static str, u64)>> {
     let targets: Vec<_> = TARGETS.iter().filter(|target| target.name.contains(filter)).collect();
-    let each = limit / targets.len().max(1) as u32;
-    let mut read = Vec::new();
-    for target in targets {
-        let samples = (target.samples)();
-        for sample in &samples {
-            run(*target, seed, sample)?;
-        }
-        let mut rng = SmallRng::seed_from_u64(seed);
-        let (start, mut inputs) = (Instant::now(), 0);
-        while start.elapsed() < each || inputs == 0 {
-            for _ in 0..INPUTS_PER_LOOK {
-                run(*target, seed, &mutate(&samples, &mut rng))?;
-            }
-            inputs += INPUTS_PER_LOOK;
-        }
-        read.push((target.name, inputs));
+    ensure!(
+        !targets.is_empty(),
+        "no target's name contains {filter:?}; there are {:?}",
+        TARGETS.iter().map(|target| target.name).collect::<Vec<_>>()
+    );
+    let each = limit / targets.len() as u32;
+    targets.into_iter().map(|target| Ok((target.name, fuzz_one(*target, seed, each, LOOK_MAX)?))).collect()
+}
+
+/// Fuzzes a target for `limit`; how many inputs it has read. A target that does not end with some thousands of them in several times
+/// `look_max` ends the process: with its name and the seed.
+///
+/// # Errors
+/// If it panics: with the seed and the input.
+pub fn fuzz_one(target: Target, seed: u64, limit: Duration, look_max: Duration) -> anyhow::Result<u64> {
+    let watch = || Watchdog::start(format!("{} with seed {seed}", target.name), look_max);
+    let watchdog = watch();
+    let samples = (target.samples)();
+    for sample in &samples {
+        run(target, seed, sample)?;
     }
-    Ok(read)
+    drop(watchdog);
+    let mut rng = SmallRng::seed_from_u64(seed);
+    let (start, mut inputs) = (Instant::now(), 0);
+    while start.elapsed() < limit || inputs == 0 {
+        let _watchdog = watch();
+        for _ in 0..INPUTS_PER_LOOK {
+            run(target, seed, &mutate(&samples, &mut rng))?;
+        }
+        inputs += INPUTS_PER_LOOK;
+    }
+    Ok(inputs)
 }
 
 /// Has a target read words.

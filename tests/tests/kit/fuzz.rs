@@ -1,7 +1,13 @@
-use std::time::Duration;
+use std::{
+    process::{Command, Stdio},
+    time::Duration,
+};
 
 use farlink_runtime::messaging::{read_from_server, read_request};
-use farlink_tests::fuzz::{TARGETS, Target, fuzz, mutate, run};
+use farlink_tests::{
+    fuzz::{TARGETS, Target, fuzz, fuzz_one, mutate, run},
+    settings,
+};
 use rand::{SeedableRng, rngs::SmallRng};
 
 fn samples(target: &str) -> Vec<Vec<u64>> {
@@ -11,8 +17,42 @@ fn samples(target: &str) -> Vec<Vec<u64>> {
 
 #[test]
 fn a_moment_of_each_target() {
-    let read = fuzz(1, Duration::from_millis(200), "").unwrap();
+    let read = fuzz(settings::seed("fuzz"), Duration::from_millis(200), "").unwrap();
     assert_eq!(read.len(), TARGETS.len());
+}
+
+#[test]
+fn a_target_that_there_is_not_is_no_success() {
+    let error = fuzz(1, Duration::ZERO, "typo").unwrap_err().to_string();
+    assert!(error.contains("typo"), "{error}");
+}
+
+/// Tells this program to fuzz a target that does not end.
+const CHILD: &str = "FARLINK_FUZZ_CHILD";
+
+#[test]
+fn a_target_that_does_not_end_is_named() {
+    let name = concat!(module_path!(), "::child").split_once("::").unwrap().1;
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args([name, "--exact", "--nocapture"]).env(CHILD, "").stdout(Stdio::null());
+    let output = child.output().unwrap();
+    assert!(!output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("endless with seed 7: not finished"), "{said}");
+}
+
+/// The other side of it; nothing otherwise.
+#[test]
+fn child() {
+    fn endless(words: &[u64]) {
+        while words.len() == 3 {
+            std::hint::spin_loop();
+        }
+    }
+    if std::env::var_os(CHILD).is_some() {
+        let target = Target { name: "endless", samples: || vec![vec![1; 2]], read: endless };
+        fuzz_one(target, 7, Duration::from_millis(1), Duration::from_millis(10)).unwrap();
+    }
 }
 
 #[test]
