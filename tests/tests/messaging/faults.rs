@@ -18,7 +18,7 @@ use farlink_runtime::{
     },
     worker::{Handle, Worker},
 };
-use farlink_tests::{cluster::FAST, here};
+use farlink_tests::{cluster::FAST, here, settings};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::{
@@ -120,9 +120,7 @@ fn a_peer_that_breaks_the_rules_is_dropped_alone() {
 
 #[test]
 fn random_words_never_hurt_the_others() {
-    let seed: u64 = rand::random();
-    println!("seed {seed}");
-    let mut rng = StdRng::seed_from_u64(seed);
+    let mut rng = StdRng::seed_from_u64(settings::seed("random words"));
     let scene = scene(1, FAST, SMALL, &ServeMessages::default());
     let compute = scene.join(3);
     let worker = compute.worker().unwrap();

@@ -28,7 +28,7 @@ use farlink_tests::{
     backend::{Backend, FabricProfile, Fate, Faults},
     bounded::Watchdog,
     cluster::{FAST, NASTY, WEAK},
-    here,
+    here, settings,
 };
 
 use crate::{
@@ -280,8 +280,7 @@ fn what_need_not_be_gathered_is_copied() {
 #[test]
 fn a_reply_of_pieces_that_is_lost_is_made_again() {
     for fate in [Fate::Refused, Fate::Any] {
-        let seed: u64 = rand::random();
-        println!("{fate:?}, seed {seed}");
+        let seed = settings::seed(&format!("{fate:?}"));
         let profile = FabricProfile::Faulty(Faults { one_in: 60, seed, fate, is_weak: false });
         let (scene, lent) = lending(Ok(profile), SMALL, &ServeMessages::default(), Return::WhenSent);
         let compute = scene.join(13);

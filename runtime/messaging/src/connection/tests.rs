@@ -154,12 +154,17 @@ impl Pair {
     }
 }
 
+/// Draws from `SEED`, or from a fresh one, which is printed.
+fn rng() -> StdRng {
+    let seed = std::env::var("SEED").map_or_else(|_| rand::random(), |seed| seed.parse().unwrap());
+    println!("SEED={seed}");
+    StdRng::seed_from_u64(seed)
+}
+
 /// A reply of 16 MiB is under way; urgent ones of 64 bytes are sent at random moments, and each waits for a chunk at most. Counts
 /// the words that the wire carries from the moment when an urgent one is sent until the worker has it.
 fn an_urgent_message_waits_for_little(eager_words: usize, connection_bytes: usize) {
-    let seed: u64 = rand::random();
-    println!("seed {seed}");
-    let mut rng = StdRng::seed_from_u64(seed);
+    let mut rng = rng();
     let messages = Messages(vec![(0..2 << 20).collect(), (0..8).collect()]);
     let mut pair = Pair::new(eager_words, connection_bytes);
     pair.server.enqueue(Priority::BestEffort, 0);
@@ -274,9 +279,7 @@ fn all_that_is_sent_arrives() {
 }
 
 fn all_arrives(eager_words: usize, connection_bytes: usize) {
-    let seed: u64 = rand::random();
-    println!("seed {seed}");
-    let mut rng = StdRng::seed_from_u64(seed);
+    let mut rng = rng();
     let mut pair = Pair::new(eager_words, connection_bytes);
     const COUNT: u64 = 400;
     let lengths = [1, 3, 100, 506, 507, 508, 700, 701, 5000, 20_000];
