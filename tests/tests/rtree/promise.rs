@@ -3,7 +3,10 @@
 use std::{
     collections::BTreeMap,
     fmt::Debug,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -13,10 +16,13 @@ use farlink_runtime::{
     compute::{ComputeOptions, ComputeServer},
     one_sided::{OneSided, Proof},
     operation::Run,
+    worker::Counters,
 };
 use farlink_structures::rtree::{Entry, Query, RTree, Rect, Tree};
 use farlink_tests::{
     backend::{Cluster, FabricProfile},
+    cluster,
+    deadlines::{Awaited, Deadlines, PATIENCE},
     settings,
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
@@ -100,8 +106,7 @@ pub(crate) async fn searches_meanwhile<A: Run<Plugin = Tree<D>> + Debug, const D
 }
 
 fn keeps_its_promise<const D: usize>(profile: FabricProfile, reach: Reach) {
-    let seed = settings::from_env("FARLINK_TEST_SEED", rand::random::<u64>());
-    println!("FARLINK_TEST_SEED={seed}");
+    let seed = settings::seed("promise");
     let lasting = lasting::<D>(seed);
     let cluster = Cluster::of_this_run(2, 32 << 20, profile).unwrap();
     let computes: Vec<_> =
@@ -117,22 +122,36 @@ fn keeps_its_promise<const D: usize>(profile: FabricProfile, reach: Reach) {
         })
     };
     let cache = ComputeCache::<Tree<D>>::new(CacheOptions::new(256 << 10)).unwrap();
-    let limit = Duration::from_secs_f64(settings::from_env("FARLINK_KIT_SECONDS", 0.3));
-    let begun = Instant::now();
-    let goes_on = || begun.elapsed() < limit;
-    std::thread::scope(|scope| {
+    // A tree at rest shows nothing: all go on until pages have split and merged, and a search is over.
+    let directory = cluster::scratch().unwrap();
+    let deadlines = Deadlines::new(Awaited { splits: true, merges: true, ..Awaited::default() }, directory.path());
+    let over_at = Instant::now() + Duration::from_secs_f64(settings::from_env("FARLINK_KIT_SECONDS", 0.3));
+    let searches_begun = AtomicU64::new(0);
+    let is_over = |counters: &dyn Fn() -> Counters| {
+        let has_searched = searches_begun.load(Ordering::Relaxed) > 1;
+        deadlines.is_over(over_at, 0, counters) && (has_searched || Instant::now() > over_at + PATIENCE)
+    };
+    let (searches, changes) = std::thread::scope(|scope| {
+        let mut writers = Vec::new();
         for number in 0..2u64 {
-            let (compute, structure, goes_on) = (&computes[number as usize], &structure, &goes_on);
-            scope.spawn(move || {
+            let (compute, structure, is_over) = (&computes[number as usize], &structure, &is_over);
+            writers.push(scope.spawn(move || {
                 let worker = compute.worker().unwrap();
                 let tree = RTree::<_, D>::over(OneSided::new(&worker, structure.clone(), Proof::Checksum));
+                let goes_on = || !is_over(&|| worker.counters());
                 worker.block_on(come_move_and_go(&tree, (seed, number), goes_on));
-            });
+                worker.counters()
+            }));
         }
-        let (compute, structure, cache, of, goes_on) = (&computes[0], &structure, &cache, (seed, &*lasting), &goes_on);
-        scope.spawn(move || {
+        let (compute, structure, cache, of, is_over) = (&computes[0], &structure, &cache, (seed, &*lasting), &is_over);
+        let (searches_begun, mut changes) = (&searches_begun, Counters::default());
+        let searcher = scope.spawn(move || {
             let worker = compute.worker().unwrap();
-            let searches = worker.block_on(async {
+            let goes_on = || {
+                searches_begun.fetch_add(1, Ordering::Relaxed);
+                !is_over(&Counters::default)
+            };
+            worker.block_on(async {
                 match reach {
                     Reach::OneSided => {
                         let one_sided = OneSided::new(&worker, structure.clone(), Proof::Checksum);
@@ -143,10 +162,14 @@ fn keeps_its_promise<const D: usize>(profile: FabricProfile, reach: Reach) {
                         searches_meanwhile(&RTree::<_, D>::over(inner), of, goes_on).await
                     }
                 }
-            });
-            println!("{searches} searches over {reach:?} of {D} dimensions, {profile:?}");
+            })
         });
+        writers.into_iter().for_each(|writer| changes += writer.join().unwrap());
+        (searcher.join().unwrap(), changes)
     });
+    let Counters { splits, merges, .. } = changes;
+    println!("{searches} searches beside {splits} splits and {merges} merges: {reach:?}, {D} dimensions, {profile:?}");
+    assert!(searches > 0 && splits > 0 && merges > 0, "the test has not tested them");
     let worker = computes[0].worker().unwrap();
     worker.block_on(async {
         let tree = RTree::<_, D>::over(OneSided::new(&worker, structure.clone(), Proof::Checksum));
