@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use farlink_runtime::{
     fabric::Fabric,
     one_sided::{OneSided, Proof},
@@ -67,7 +67,7 @@ impl Summary {
     /// more, as the history's last client, so that a write that was lost at the end shows, too.
     ///
     /// # Errors
-    /// If the tree cannot be read.
+    /// If the tree cannot be read; if the history does not have each of the operations.
     pub fn judge(
         fabric: &Arc<dyn Fabric>,
         options: &Options,
@@ -75,6 +75,8 @@ impl Summary {
         peer_report: PeerReport,
         seconds: f64,
     ) -> anyhow::Result<Self> {
+        let (records, operations) = (history.len() as u64, peer_report.operations - peer_report.refused);
+        ensure!(records == operations, "of {operations} operations the history has {records}, and nobody was killed");
         let in_flight_max = history.in_flight_max();
         let (last, misseen) = of_structure!(options.structure, look(fabric, options, &peer_report.seen))
             .context("reading what is left")?;

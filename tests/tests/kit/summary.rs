@@ -1,7 +1,12 @@
+use std::sync::Arc;
+
+use farlink_runtime::{fabric::Fabric, server};
 use farlink_tests::{
+    cluster,
+    history::History,
     peer::{BREAKS, PeerReport},
     scans::ScanReport,
-    stress::{idle, unscanned},
+    stress::{Options, Summary, idle, unscanned},
 };
 
 fn peer_report(operations: u64, failed: u64, breaks: u64) -> PeerReport {
@@ -27,4 +32,14 @@ fn scans_that_were_not_checked_are_named() {
     assert!(unscanned(&ScanReport::default(), 10).is_empty(), "a short run");
     assert_eq!(unscanned(&ScanReport::default(), 10_000).len(), 3);
     assert_eq!(unscanned(&ScanReport { certainly_present: 0, ..some }, 10_000).len(), 1);
+}
+
+/// A file that is missing, or ends early, is no history of fewer readers.
+#[test]
+fn operations_that_the_history_has_not_are_noticed() {
+    let fabric: Arc<dyn Fabric> = Arc::new(server::in_process(1, 1 << 20, cluster::FAST).unwrap());
+    let peer_report = PeerReport { refused: 2, ..peer_report(5, 0, 0) };
+    let judged = Summary::judge(&fabric, &Options::default(), History::new(), peer_report, 1.0);
+    let error = judged.unwrap_err().to_string();
+    assert!(error.contains("of 3 operations the history has 0"), "{error}");
 }
