@@ -19,7 +19,7 @@ use farlink_runtime::{
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng, seq::IndexedRandom};
 
-use super::{AccessVariant, Model, scene::Scene, variants, with_seeds};
+use super::{AccessVariant, Model, scene::Scene, with_seeds};
 use crate::{
     backend::FabricProfile,
     bounded::{self, Bound},
@@ -37,23 +37,24 @@ const HARMS: usize = 6;
 const HARMS_MAX: usize = 60;
 const AFTER: usize = 12;
 
+/// Those over which damaged pages are met.
+const AMONG: [AccessVariant; 6] = [
+    AccessVariant::OneSided,
+    AccessVariant::CachedInner,
+    AccessVariant::CachedMapping,
+    AccessVariant::Within,
+    AccessVariant::Owned,
+    AccessVariant::Strict,
+];
+
 /// Every operation on damaged pages ends, over some accesses.
 ///
 /// # Panics
 /// If one does not, or panics.
 pub fn hostile<M: Model>() {
-    with_seeds("hostile", |seed| {
-        let met = [
-            AccessVariant::OneSided,
-            AccessVariant::CachedInner,
-            AccessVariant::CachedMapping,
-            AccessVariant::Within,
-            AccessVariant::Owned,
-            AccessVariant::Strict,
-        ];
-        for variant in variants::<M>().into_iter().filter(|variant| met.contains(variant)) {
-            run::<M>(variant, seed);
-        }
+    with_seeds::<M>("hostile", &AMONG, |variants, seed| {
+        variants.iter().for_each(|&variant| run::<M>(variant, seed));
+        true
     });
 }
 

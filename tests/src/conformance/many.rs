@@ -1,7 +1,7 @@
 //! Workers of several compute servers at the same time.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     rc::Rc,
     sync::{
         Arc,
@@ -13,7 +13,7 @@ use std::{
 use farlink_runtime::{
     compute::ComputeServer,
     error::Error,
-    fabric::Fabric,
+    fabric::{Fabric, faulty},
     worker::{Handle, Worker},
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
@@ -23,8 +23,7 @@ use super::{
     AccessVariant, Event, LOOKER, Model,
     scene::{self, Scene, profiles},
     search::EventOf,
-    variants,
-    variants::{Accessed, Client, MOVES},
+    variants::{Accessed, Client},
     with_seeds,
 };
 use crate::{
@@ -42,6 +41,8 @@ const IN_FLIGHT: usize = 2;
 const DROPPED_ONE_IN: u32 = 20;
 /// Where requests fail, one in so many does.
 const FAULTS_ONE_IN: u32 = 200;
+/// Of so many operations half have to come to something: of fewer, more may have failed by chance.
+const SHOWING: usize = 100;
 const WORKERS: usize = 2;
 const BEGIN_LIMIT: Duration = Duration::from_millis(500);
 
@@ -49,32 +50,38 @@ const BEGIN_LIMIT: Duration = Duration::from_millis(500);
 /// dropped in mid-flight.
 ///
 /// # Panics
-/// If one is not, or the structure is not clean behind it.
+/// If one is not, or the structure is not clean behind it; if no part of what is owned has moved.
 pub fn linearizable<M: Model>() {
-    with_seeds("linearizable", |seed| {
+    let (moves, mut is_moved) = (Cell::new(0), true);
+    with_seeds::<M>("linearizable", &AccessVariant::ALL, |variants, seed| {
         for profile in profiles() {
-            run::<M>(profile, seed, profile == FabricProfile::Nasty);
+            run::<M>(variants, profile, seed, profile == FabricProfile::Nasty, &moves);
         }
+        is_moved = moves.get() > 0 || !variants.contains(&AccessVariant::Routed);
+        is_moved
     });
-    let moves = MOVES.load(Ordering::Relaxed);
-    assert!(moves > 0 || !super::variants::<M>().contains(&AccessVariant::Routed), "nothing has moved between owners");
+    assert!(is_moved, "nothing has moved between owners");
 }
 
 /// [`linearizable`] where requests fail.
 ///
 /// # Panics
-/// As [`linearizable`].
+/// As [`linearizable`]; if hardly any operation has come to anything, or no request has failed.
 pub fn faults<M: Model>() {
-    with_seeds("faults", |seed| {
+    let (breaks_before, mut has_failed) = (faulty::breaks(), true);
+    with_seeds::<M>("faults", &AccessVariant::ALL, |variants, seed| {
         let fate = Fate::ALL[(seed % 4) as usize];
         let faults = Faults { seed, one_in: FAULTS_ONE_IN, fate, is_weak: seed % 8 < 4 };
-        run::<M>(FabricProfile::Faulty(faults), seed, seed % 3 == 0);
+        run::<M>(variants, FabricProfile::Faulty(faults), seed, seed % 3 == 0, &Cell::new(0));
+        has_failed = faulty::breaks() > breaks_before;
+        has_failed
     });
+    assert!(has_failed, "nothing has failed");
 }
 
-fn run<M: Model>(profile: FabricProfile, seed: u64, drops: bool) {
-    for variant in variants::<M>() {
-        until_decided(|ops| of_variant::<M>(variant, profile, seed, drops, ops));
+fn run<M: Model>(variants: &[AccessVariant], profile: FabricProfile, seed: u64, drops: bool, moves: &Cell<u64>) {
+    for &variant in variants {
+        until_decided(|ops| of_variant::<M>(variant, profile, seed, drops, ops, moves));
     }
 }
 
@@ -92,8 +99,15 @@ pub fn until_decided(mut is_decided: impl FnMut(usize) -> bool) {
     }
 }
 
-/// Whether it was found out that all is well.
-fn of_variant<M: Model>(variant: AccessVariant, profile: FabricProfile, seed: u64, drops: bool, ops: usize) -> bool {
+/// Whether it was found out that all is well; counts what has moved between owners.
+fn of_variant<M: Model>(
+    variant: AccessVariant,
+    profile: FabricProfile,
+    seed: u64,
+    drops: bool,
+    ops: usize,
+    moves: &Cell<u64>,
+) -> bool {
     let scene = Scene::<M>::new(variant, profile, seed);
     let context = &scene.context;
     let computes = variant.computes();
@@ -114,6 +128,10 @@ fn of_variant<M: Model>(variant: AccessVariant, profile: FabricProfile, seed: u6
         let all = threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panic!("{context}: see above")));
         all.flatten().map(|(_, event)| event).collect::<Vec<_>>()
     });
+    if profile.faults().is_some() {
+        require_known(&history, context);
+    }
+    moves.set(clients.iter().map(Client::moves).sum::<u64>() + moves.get());
     for (compute, client) in joined.iter().zip(&clients) {
         client.leave(compute).unwrap_or_else(|error| panic!("{context}: {error}"));
     }
@@ -124,6 +142,12 @@ fn of_variant<M: Model>(variant: AccessVariant, profile: FabricProfile, seed: u6
     let decided = scene::judge::<M>(&history, context);
     scene.close(M::MAY_LOSE_PAGES && profile.faults().is_some());
     decided
+}
+
+/// That a fabric which fails now and then has operations come to something: of those that do not, nothing is asked.
+fn require_known<O, R>(history: &[Event<O, R>], context: &str) {
+    let (all, known) = (history.len(), history.iter().filter(|event| event.outcome.is_some()).count());
+    assert!(known >= all / 2 || all < SHOWING, "{context}: of {all} operations {known} have come to anything");
 }
 
 /// What the workers of a run have in common.

@@ -12,7 +12,7 @@
 //! in full: that it is linearizable, or by [`Model::judge`]; where that takes too long to find out, shorter runs have to do.
 //!
 //! All is drawn from a seed, which is printed: `FARLINK_TEST_SEED` has a run again. `FARLINK_KIT_SECONDS` says how long each
-//! of these tests goes on with new seeds (.5 if not set; each is run with one seed at least), `FARLINK_KIT_OPS` how many
+//! of these tests goes on with new seeds (.3 if not set; each is run with one seed at least), `FARLINK_KIT_OPS` how many
 //! operations a run of the model has (300), `FARLINK_KIT_ACCESS` over which [`AccessVariant`] alone they run, by its name.
 //! `FARLINK_FABRIC=verbs` runs all but *processes* on real RDMA.
 //!
@@ -68,6 +68,7 @@ mod variants;
 use std::{
     fmt::Debug,
     hash::Hash,
+    panic::{AssertUnwindSafe, catch_unwind},
     time::{Duration, Instant},
 };
 
@@ -85,7 +86,7 @@ pub use self::{
     sequence::model,
     variants::AccessVariant,
 };
-use crate::settings;
+use crate::{deadlines::PATIENCE, settings};
 
 /// What a structure is to those who use it.
 #[allow(async_fn_in_trait, reason = "operations run on one thread; their futures need not be Send")]
@@ -107,7 +108,7 @@ pub trait Model: 'static {
     /// [`Plugin::is_leaked`].
     const MAY_LOSE_PAGES: bool = false;
 
-    /// The accesses over which it works.
+    /// The accesses over which it works; one at least.
     fn variants() -> Vec<AccessVariant> {
         AccessVariant::ALL.to_vec()
     }
@@ -213,20 +214,41 @@ fn variants<M: Model>() -> Vec<AccessVariant> {
     let is_known = AccessVariant::ALL.iter().any(|variant| name == format!("{variant:?}"));
     assert!(name.is_empty() || is_known, "FARLINK_KIT_ACCESS={name:?} is none of {:?}", AccessVariant::ALL);
     let mut variants = M::variants();
+    assert!(!variants.is_empty(), "{} is said to work over no access: nothing would be tested", M::Plugin::NAME);
     variants.retain(|variant| name.is_empty() || name == format!("{variant:?}"));
     variants
 }
 
-/// Runs `case` with one seed after another for the time that a test has. What it prints last is the seed of what failed.
-fn with_seeds(test: &str, case: impl Fn(u64)) {
+/// Runs `case` over the accesses of a run that are among these, if there are any: with one seed after another for the time that a test
+/// has, and then, for a while, until it says that all has happened that it is about. What it prints last is the seed of what failed.
+fn with_seeds<M: Model>(test: &str, among: &[AccessVariant], mut case: impl FnMut(&[AccessVariant], u64) -> bool) {
+    let mut variants = variants::<M>();
+    variants.retain(|variant| among.contains(variant));
+    if variants.is_empty() {
+        return println!("{test} of {}: skipped: it is not for these accesses", M::Plugin::NAME);
+    }
     let limit = Duration::from_secs_f64(settings::from_env("FARLINK_KIT_SECONDS", 0.3));
     let (begun, first) = (Instant::now(), settings::from_env("FARLINK_TEST_SEED", rand::random::<u64>()));
     for number in 0.. {
         let seed = first.wrapping_add(number);
         println!("{test}: FARLINK_TEST_SEED={seed}");
-        case(seed);
-        if begun.elapsed() >= limit {
+        let has_happened = case(&variants, seed);
+        let taken = begun.elapsed();
+        if taken >= limit && (has_happened || taken >= limit + PATIENCE) {
             break;
         }
     }
+}
+
+/// That a test of the kit finds what is wrong with a structure, and says this of it; unless `FARLINK_KIT_ACCESS` leaves nothing to test.
+///
+/// # Panics
+/// If it does not find it.
+pub fn refuses<M: Model>(says: &str, test: impl FnOnce()) {
+    if variants::<M>().is_empty() {
+        return println!("skipped: {} is not for this access", M::Plugin::NAME);
+    }
+    let panic = catch_unwind(AssertUnwindSafe(test)).expect_err("what is wrong was not found");
+    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref().copied());
+    assert!(text.is_some_and(|text| text.contains(says)), "not {says:?}: {text:?}");
 }

@@ -56,15 +56,12 @@ pub fn processes<M: Model>(child: &str) {
     if Backend::chosen() == Backend::Verbs {
         return println!("skipped on verbs");
     }
-    let variants = variants::<M>();
-    if variants.is_empty() {
-        return println!("skipped: it does not work over this access");
-    }
-    with_seeds("processes", |seed| {
+    with_seeds::<M>("processes", &AccessVariant::ALL, |variants, seed| {
         let number = (seed % variants.len() as u64) as usize;
         let profile = scene::profiles();
         let profile = profile[(seed / 16 % profile.len() as u64) as usize];
         many::until_decided(|ops| run::<M>(child, number, profile, seed, ops).unwrap());
+        true
     });
 }
 

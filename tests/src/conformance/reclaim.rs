@@ -5,7 +5,7 @@ use std::{fmt::Debug, future::poll_fn, pin::pin, task::Poll};
 use farlink_runtime::{audit, layout::CHUNK_BYTES};
 use rand::{SeedableRng, rngs::SmallRng};
 
-use super::{AccessVariant, Model, scene::Scene, variants, with_seeds};
+use super::{AccessVariant, Model, scene::Scene, with_seeds};
 use crate::{backend::FabricProfile, cluster, settings};
 
 const ROUNDS: usize = 6;
@@ -18,23 +18,18 @@ const SLACK_CHUNKS: u64 = 4;
 /// Operations between two turns of maintenance.
 const SHIFT: usize = 100;
 
+/// Those over which memory is used again.
+const AMONG: [AccessVariant; 4] =
+    [AccessVariant::OneSided, AccessVariant::CachedInner, AccessVariant::CachedMapping, AccessVariant::Owned];
+
 /// Rounds of operations take no more memory from round to round, and what a round has freed is free once it is over.
 ///
 /// # Panics
 /// If they do, or memory is lost.
 pub fn reclaim<M: Model>() {
-    with_seeds("reclaim", |seed| {
-        for variant in variants::<M>().into_iter().filter(|variant| {
-            matches!(
-                variant,
-                AccessVariant::OneSided
-                    | AccessVariant::CachedInner
-                    | AccessVariant::CachedMapping
-                    | AccessVariant::Owned
-            )
-        }) {
-            rounds::<M>(variant, seed);
-        }
+    with_seeds::<M>("reclaim", &AMONG, |variants, seed| {
+        variants.iter().for_each(|&variant| rounds::<M>(variant, seed));
+        true
     });
 }
 

@@ -7,7 +7,7 @@ use rand::{SeedableRng, rngs::SmallRng};
 use super::{
     AccessVariant, Model,
     scene::{Scene, profiles},
-    variants, with_seeds,
+    with_seeds,
 };
 use crate::{backend::FabricProfile, cluster, settings};
 
@@ -19,12 +19,11 @@ const TOLD: usize = 12;
 /// # Panics
 /// If an answer is not the model's, or the structure is not clean behind it.
 pub fn model<M: Model>() {
-    with_seeds("model", |seed| {
+    with_seeds::<M>("model", &AccessVariant::ALL, |variants, seed| {
         for profile in profiles() {
-            for variant in variants::<M>() {
-                run::<M>(variant, profile, seed);
-            }
+            variants.iter().for_each(|&variant| run::<M>(variant, profile, seed));
         }
+        true
     });
 }
 

@@ -38,9 +38,6 @@ use crate::{
 /// Where compute servers own parts, one operation in so many has something moved first.
 const MOVES_ONE_IN: u32 = 20;
 
-/// How often something was moved, in all tests of this process.
-pub(super) static MOVES: AtomicU64 = AtomicU64::new(0);
-
 /// An access with what it is made of: a proof, a policy, [`Strict`] around it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AccessVariant {
@@ -189,6 +186,7 @@ pub(super) struct Routed<P: Plugin> {
     router: Router<P>,
     holdings: Holdings<P>,
     worker: Handle,
+    moves: Arc<AtomicU64>,
 }
 
 impl<P: Plugin> Routed<P> {
@@ -205,10 +203,15 @@ impl<P: Plugin> Routed<P> {
         };
         let Some(piece) = piece else { return Ok(()) };
         if move_region(worker, structure, &piece, owner, here).await?.is_some() {
-            MOVES.fetch_add(1, Ordering::Relaxed);
+            self.moves.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
     }
+}
+
+/// Whether something cannot be moved because its owner is about to leave, or has left.
+fn is_leaving(error: &Error) -> bool {
+    matches!(error, Error::OwnerMissing { .. } | Error::OwnerLost { .. })
 }
 
 impl<P: Plugin> Run for Routed<P> {
@@ -216,8 +219,10 @@ impl<P: Plugin> Run for Routed<P> {
 
     async fn execute<O: Operation<Plugin = P>>(&self, operation: &O) -> Result<O::Output, Error> {
         if self.worker.random(|rng| rng.random_ratio(1, MOVES_ONE_IN)) {
-            // Its owner may be about to leave, or to give it to somebody else.
-            let _ = self.take_some().await;
+            match self.take_some().await {
+                Err(error) if !is_leaving(&error) => return Err(error),
+                _ => {}
+            }
         }
         self.router.execute(operation).await
     }
@@ -230,6 +235,8 @@ pub(super) struct Client<M: Model> {
     cache: Option<ComputeCache<M::Plugin>>,
     mapping: MappingCache<M::Plugin>,
     holdings: Option<Holdings<M::Plugin>>,
+    /// How often something was moved here.
+    moves: Arc<AtomicU64>,
     routes: OnceLock<Routes<M::Plugin>>,
     memory: Option<LocalMemory>,
     seed: u64,
@@ -258,7 +265,13 @@ impl<M: Model> Client<M> {
         let mut cache = has_cache.then(|| ComputeCache::new(options)).transpose()?;
         let holdings = cache.take_if(|_| is_routed).map(|cache| Holdings::new(&structure, cache));
         let (mapping, routes) = (MappingCache::new(M::CACHE_BYTES), OnceLock::new());
-        Ok(Self { structure, variant, cache, mapping, holdings, routes, memory, seed, is_alone })
+        let moves = Arc::default();
+        Ok(Self { structure, variant, cache, mapping, holdings, moves, routes, memory, seed, is_alone })
+    }
+
+    /// How often something was moved here.
+    pub(super) fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Relaxed)
     }
 
     /// Carries out what other compute servers send to this one, if they do, until it is dropped. `owns_all` has it own all at first.
@@ -333,7 +346,7 @@ impl<M: Model> Client<M> {
             AccessVariant::Routed => {
                 let holdings = self.holdings.clone().ok_or(Error::Malformed("there is no cache"))?;
                 let router = Router::new(worker, &self.routes(worker).await?, holdings.here(worker));
-                Accessed::Routed(Routed { router, holdings, worker: worker.clone() })
+                Accessed::Routed(Routed { router, holdings, worker: worker.clone(), moves: Arc::clone(&self.moves) })
             }
         })
     }
