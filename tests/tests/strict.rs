@@ -46,6 +46,8 @@ const TRUSTS: u64 = 2;
 const GOES_ON: u64 = 3;
 /// It does not look whether a page is the one that its link promised.
 const BELIEVES: u64 = 4;
+/// It has a part of it run below, which does what [`GOES_ON`] says.
+const PART_GOES_ON: u64 = 5;
 
 /// Points.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -143,11 +145,21 @@ impl Operation for Add {
         let page = access.open(from).await?;
         let promised = (self.wrong != BELIEVES).then(|| child_of(self.point));
         if page.level() == 0 {
-            return set_point(access, page, promised, self.point, true).await;
+            let added = set_point(access, page, promised, self.point, true).await?;
+            if self.wrong == PART_GOES_ON {
+                access.open(from).await?;
+            }
+            return Ok(added);
         }
         let child = child_of(self.point) as usize;
         let (link, low, high) = page.read(children)?[child];
         if low <= self.point && self.point <= high {
+            if self.wrong == PART_GOES_ON {
+                return match access.fork_one(&page, link, self).await? {
+                    Forked::Done(added) => Ok(added),
+                    Forked::Page(page) => set_point(access, page, promised, self.point, true).await,
+                };
+            }
             let page = access.descend(&page, link, Hint::DOWN).await?;
             let added = set_point(access, page, promised, self.point, true).await?;
             if self.wrong == GOES_ON {
@@ -428,6 +440,12 @@ fn a_promise_that_is_not_looked_at_is_found() {
 #[test]
 fn an_attempt_that_ends_behind_its_effect_is_found() {
     let what = found(GOES_ON, |seed| Rules { conflicts: true, ..calm(seed) }, true);
+    assert!(what.contains("behind an effect that others can see"), "{what}");
+}
+
+#[test]
+fn a_part_that_ends_behind_its_effect_is_found() {
+    let what = found(PART_GOES_ON, |seed| Rules { conflicts: true, ships: true, ..calm(seed) }, true);
     assert!(what.contains("behind an effect that others can see"), "{what}");
 }
 

@@ -39,6 +39,8 @@ pub(super) struct Attempt<A: Access> {
     /// As a memory server: where the operation begins, and what it is about.
     below: Option<(Missing, <A::Plugin as Plugin>::Region)>,
     pub(super) declined: Cell<bool>,
+    /// Parts that were shipped, and those of them that have come back.
+    parts: Cell<[u64; 2]>,
 }
 
 /// A page of an [`Attempt`].
@@ -120,6 +122,7 @@ impl<A: Access + 'static> Attempt<A> {
             missing: Cell::new(None),
             below: None,
             declined: Cell::new(false),
+            parts: Cell::default(),
         }
     }
 
@@ -319,9 +322,17 @@ impl<A: Access + 'static> Access for Attempt<A> {
     ) -> Result<Forked<StrictPage<'a, A>, O::Output>, Interrupt> {
         self.be_nasty().await?;
         if let Some(missing) = self.missing(from, link)? {
+            let [begun, over] = self.parts.get();
+            self.parts.set([begun + 1, over]);
+            let before = if O::READS_ONLY { None } else { self.strict.looked_at().await? };
+            // What others can see may be of another part that runs beside it.
+            let before = || before.filter(|_| begun == over && self.parts.get() == [begun + 1, over]);
             // Boxed: a part may fork again.
-            let shipped: Pin<Box<dyn Future<Output = _>>> = Box::pin(self.strict.ship(part, missing, None));
-            if let Some(output) = shipped.await? {
+            let shipped: Pin<Box<dyn Future<Output = _>>> = Box::pin(self.strict.ship(part, missing, &before));
+            let shipped = shipped.await;
+            let [begun, over] = self.parts.get();
+            self.parts.set([begun, over + 1]);
+            if let Some(output) = shipped? {
                 return Ok(Forked::Done(output));
             }
         }

@@ -165,12 +165,13 @@ impl<A: Access + 'static> Shared<A> {
         Ok(())
     }
 
-    /// Runs an operation as the memory server of a page would; `None` if it is to be done here.
+    /// Runs an operation as the memory server of a page would; `None` if it is to be done here. `before`: what could be seen then, if only
+    /// the operation has changed anything since.
     async fn ship<O: Operation<Plugin = A::Plugin>>(
         self: &Rc<Self>,
         operation: &O,
         missing: Missing,
-        before: Option<u64>,
+        before: &dyn Fn() -> Option<u64>,
     ) -> Result<Option<O::Output>, Error> {
         let mut sent: O = sent(operation, O::NAME);
         sent.limit();
@@ -184,7 +185,7 @@ impl<A: Access + 'static> Shared<A> {
                 }
                 Err(interrupt) => interrupt,
             };
-            self.require_unseen(before, &server, &interrupt).await?;
+            self.require_unseen(before(), &server, &interrupt).await?;
             match interrupt {
                 Interrupt::Failed(error) if !server.declined.get() => return Err(*error),
                 Interrupt::Restart(Cause::Conflict) if !server.declined.get() => {}
@@ -214,7 +215,7 @@ impl<A: Access + 'static> Shared<A> {
             self.require_unseen(before, &attempt, &interrupt).await?;
             match (interrupt, attempt.missing.take()) {
                 (Interrupt::Ship(_), Some(missing)) => {
-                    if let Some(output) = self.ship(operation, missing, before).await? {
+                    if let Some(output) = self.ship(operation, missing, &|| before).await? {
                         return Ok(output);
                     }
                     attempt.may_ship.set(false);
