@@ -199,7 +199,7 @@ impl Handle {
     /// server has failed. See [`OwnerClaim::holds`](crate::fabric::OwnerClaim::holds) for what it takes.
     ///
     /// # Errors
-    /// [`FabricError::TakenForDead`] if they do not: from then on nothing of this compute server goes out, and all that it owned is ended.
+    /// [`TakenForDead`](crate::fabric::Error::TakenForDead) if they do not: from then on nothing of this compute server goes out, and all that it owned is ended.
     pub fn check_standing(&self) -> Result<(), Error> {
         self.compute().check_standing()
     }
