@@ -281,6 +281,10 @@ impl<L: Layout> PageCache<L> {
                 room.spare_groups[class.index()].push(group);
             }
             self.is_full.store(1, Ordering::Relaxed);
+            // The last block may have left more unused than what is short below.
+            if self.counts_uses() {
+                self.frequency.start();
+            }
             return false;
         }
         room.used_bytes += block_bytes + group_bytes;

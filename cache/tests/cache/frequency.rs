@@ -1,7 +1,7 @@
 //! Admission by frequency: what was used often long ago gives way to what is used now.
 
 use crate::support::*;
-use farlink_cache::{Admission, PageId};
+use farlink_cache::{Admission, CacheOptions, PageCache, PageId};
 
 const KEYS: u64 = 20_000;
 /// Keys that are used often: on two thirds of the pages that there is room for.
@@ -50,4 +50,41 @@ fn a_page_that_is_not_cached_gets_hot_by_its_uses() {
         let after = hot();
         assert!(before < 30 && after > 90 && !tree.handle.contains(absent), "{before}, then {after} of 100");
     });
+}
+
+/// Also where the last block that there is memory for leaves much of it unused.
+#[test]
+fn uses_count_as_soon_as_a_page_has_to_go_for_another() {
+    for (bytes, page_bytes) in [(64 << 10, 64), (4 << 20, 1024)].into_iter().take(under_miri(2, 1) as usize) {
+        let (executor, class) = (Executor::alone(seed(7)), class(64));
+        let world = std::sync::Arc::<std::sync::Mutex<World>>::default();
+        let [root, leaf] = [1, 2].map(|page| PageId::new(page).unwrap());
+        let image = |page: u64, level, links: &[(u64, u64)]| page::image(page, level, 0, 0, links, class.words());
+        lock(&world).pages.insert(1, image(1, 1, &[(0, 2)]));
+        lock(&world).pages.extend((2..60_000).map(|page| (page, image(page, 0, &[]))));
+        let mut options = CacheOptions::new(bytes);
+        options.page_bytes = page_bytes;
+        let cache = PageCache::new(TreeLayout, options).unwrap();
+        let handle = cache.handle(MapStore::new(&world, &executor), 5).unwrap();
+        executor.block_on(async move {
+            let (root, _leaf) = (handle.anchor(root, class).await.unwrap(), handle.anchor(leaf, class).await.unwrap());
+            let link = || {
+                let root = handle.enter(&root).unwrap();
+                root.read(|words| page::View(words).value(0)).unwrap()
+            };
+            let follow = async || drop(handle.follow(&handle.enter(&root).unwrap(), link(), class).await.unwrap());
+            follow().await;
+            for page in 3.. {
+                drop(handle.load(PageId::new(page).unwrap(), class).await.unwrap());
+                if handle.counters().levels[0].evictions != 0 {
+                    break;
+                }
+            }
+            for _ in 0..1000 {
+                follow().await;
+            }
+            let uses = handle.uses(link()).expect("the link of an anchored page to another one is swizzled");
+            assert!(uses > 100, "{uses} of a thousand uses were counted, in {bytes} bytes");
+        });
+    }
 }
