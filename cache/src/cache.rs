@@ -51,6 +51,11 @@ impl Region {
     }
 }
 
+/// Frames that have their bodies in one block.
+pub(crate) const fn frames_of_block(class: SizeClass) -> usize {
+    Region::of(class).block_units() / class.units()
+}
+
 /// What a cache uses its memory for, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -148,9 +153,9 @@ impl<L: Layout> PageCache<L> {
     pub fn new(layout: L, options: CacheOptions) -> Result<Arc<Self>, OptionsError> {
         options.check()?;
         let shape = Shape::of(&options)?;
-        let smallest = SizeClass::from_index(0).bytes() + FRAME_BYTES;
+        // Frames keep their class, so all the memory may come to be frames but for a few bodies.
         let frames =
-            if cfg!(loom) { shape.frames.next_multiple_of(SMALL_UNITS) } else { shape.frame_bytes / smallest } + 1;
+            if cfg!(loom) { shape.frames.next_multiple_of(SMALL_UNITS) } else { shape.frame_bytes / FRAME_BYTES } + 1;
         let units = shape.frame_bytes / UNIT_BYTES;
         let small_units = units / SMALL_UNITS * SMALL_UNITS;
         // At a huge page.
@@ -265,13 +270,17 @@ impl<L: Layout> PageCache<L> {
         }
         let region = Region::of(class);
         let block_bytes = region.block_units() * UNIT_BYTES;
-        let count = region.block_units() / class.units();
+        let count = frames_of_block(class);
         let (group, group_bytes) = match room.spare_groups[class.index()].pop() {
             Some(group) => (group, 0),
             None => (NONE, count * FRAME_BYTES),
         };
-        // The table grows when all frames have long been handed out: what it will grow by is kept for it.
-        let frames = room.next_frame as usize - 1 + if group == NONE { count } else { 0 };
+        // The table grows when all frames have long been handed out: what it will grow by is kept for it. Frames that have lost
+        // their body are not in it.
+        let spare: usize = (0..SizeClass::COUNT)
+            .map(|index| room.spare_groups[index].len() * frames_of_block(SizeClass::from_index(index)))
+            .sum();
+        let frames = room.next_frame as usize - 1 - spare + if group == NONE { count } else { 0 };
         let growth = Table::growth_for(self.frames_usual, frames).max(self.table.grown_bytes());
         let limit = self.frame_bytes_max.saturating_sub(growth);
         let has_frames = group != NONE || room.next_frame as usize + count <= self.arena.frame_count();

@@ -1,5 +1,7 @@
 //! Room: pins, size classes, bypass pages, and the promises about memory and counters.
 
+use std::sync::{Arc, Mutex};
+
 use crate::support::*;
 use farlink_cache::{Admission, CacheError, CacheOptions, PageCache, PageId, SizeClass};
 
@@ -122,7 +124,16 @@ fn counters_add_up() {
     }
 }
 
-/// Pages without links, of all sizes: page `n` of a class has `n` in every word but those that the layout looks at.
+/// Pages without links: page `n` of a class has `n` in every word but those that the layout looks at.
+fn plant_flat(world: &Mutex<World>, pages: std::ops::Range<u64>, class: SizeClass) {
+    for page in pages {
+        let image = crate::support::page::image(page, 0, 0, 0, &[], class.words());
+        let image = image.into_iter().enumerate().map(|(at, word)| if at < 4 { word } else { page }).collect();
+        lock(world).pages.insert(page, image);
+    }
+}
+
+/// Looks at such pages.
 async fn visit(handle: &Handle, pages: std::ops::Range<u64>, class: SizeClass, cache: &PageCache<TreeLayout>) {
     for page in pages {
         let id = PageId::new(page).unwrap();
@@ -139,8 +150,8 @@ async fn visit(handle: &Handle, pages: std::ops::Range<u64>, class: SizeClass, c
 
 #[test]
 fn memory_changes_hands_between_size_classes() {
-    let caches = [(64 << 10, 1024), (100_000, 256), (300_000, 4096), (1 << 20, 1024), (3_333_333, 4096)];
-    for (bytes, page_bytes) in caches.into_iter().take(under_miri(5, 1) as usize) {
+    let caches = [(64 << 10, 1024), (100_000, 256), (300_000, 4096), (1 << 20, 1024), (3_333_333, 4096), (4 << 20, 64)];
+    for (bytes, page_bytes) in caches.into_iter().take(under_miri(6, 1) as usize) {
         let executor = Executor::alone(seed(9));
         let world = std::sync::Arc::default();
         let store = MapStore::new(&world, &executor);
@@ -156,11 +167,7 @@ fn memory_changes_hands_between_size_classes() {
             let class = class(class_bytes);
             // Half as many again as there is room for.
             let pages = next..next + (bytes / (class_bytes + 64) * 3 / 2) as u64;
-            for page in pages.clone() {
-                let image = crate::support::page::image(page, 0, 0, 0, &[], class.words());
-                let image = image.into_iter().enumerate().map(|(at, word)| if at < 4 { word } else { page }).collect();
-                lock(&world).pages.insert(page, image);
-            }
+            plant_flat(&world, pages.clone(), class);
             next = pages.end;
             phases.push((pages, class));
         }
@@ -185,11 +192,7 @@ fn a_cache_full_of_small_pages_stays_within_its_memory() {
         let handle = cache.handle(MapStore::new(&world, &executor), 5).unwrap();
         let class = class(64);
         let pages = 1..under_miri(bytes as u64 / 128 * 3 / 2, 1000);
-        for page in pages.clone() {
-            let image = crate::support::page::image(page, 0, 0, 0, &[], class.words());
-            let image = image.into_iter().enumerate().map(|(at, word)| if at < 4 { word } else { page }).collect();
-            lock(&world).pages.insert(page, image);
-        }
+        plant_flat(&world, pages.clone(), class);
         let shared = std::sync::Arc::clone(&cache);
         executor.block_on(async move { visit(&handle, pages, class, &shared).await });
         let memory = cache.memory();
@@ -246,11 +249,7 @@ fn a_page_is_not_changed_where_it_was_before_its_block_changed_hands() {
     let cache = PageCache::new(TreeLayout, options).unwrap();
     let handle = cache.handle(MapStore::new(&world, &executor), 5).unwrap();
     let (large, small) = ((1..31, class(4096)), class(2048));
-    for page in large.0.clone() {
-        let image = crate::support::page::image(page, 0, 0, 0, &[], large.1.words());
-        let image = image.into_iter().enumerate().map(|(at, word)| if at < 4 { word } else { page }).collect();
-        lock(&world).pages.insert(page, image);
-    }
+    plant_flat(&world, large.0.clone(), large.1);
     let came_back = executor.block_on(async move {
         let mut came_back = 0;
         for round in 0..under_miri(300, 4) {
@@ -282,4 +281,32 @@ fn a_page_is_not_changed_where_it_was_before_its_block_changed_hands() {
         came_back
     });
     assert!(came_back > 0 || cfg!(miri), "no page came back into its frame with other memory");
+}
+
+/// Frames keep their size. A cache whose frames are all of the smallest one has more for others.
+#[test]
+#[cfg_attr(miri, ignore = "no other code than elsewhere, many operations")]
+fn after_the_smallest_pages_the_memory_is_for_others() {
+    let executor = Executor::alone(seed(9));
+    let world = Arc::default();
+    let mut options = CacheOptions::new(4 << 20);
+    options.page_bytes = 64;
+    let cache = PageCache::new(TreeLayout, options).unwrap();
+    let handle = cache.handle(MapStore::new(&world, &executor), 5).unwrap();
+    plant_flat(&world, 1..40_001, class(64));
+    executor.block_on(async move {
+        visit(&handle, 1..40_001, class(64), &cache).await;
+        let mut reserved = Vec::new();
+        let full = loop {
+            match handle.reserve(PageId::new(50_001 + reserved.len() as u64).unwrap(), class(512)).await {
+                Ok(room) => reserved.push(room),
+                Err(full) => break full,
+            }
+        };
+        // 576 bytes each, beside the frames of the small ones. Those are not what the table grows by.
+        let memory = cache.memory();
+        println!("{} pages of 512 bytes: {memory:?}", reserved.len());
+        assert!(memory.used() > memory.limit / 100 * 97, "after {} pages: {full}; {memory:?}", reserved.len());
+        assert!(memory.used() <= memory.limit, "{memory:?}");
+    });
 }
