@@ -21,7 +21,7 @@ use std::{
 };
 
 use crate::{
-    cache::Region,
+    cache::{Region, frames_of_block},
     cooling::Cooled,
     counters::LEVELS,
     error::CacheError,
@@ -41,6 +41,8 @@ const PROBES: usize = 8;
 const ROUNDS_MAX: u32 = 4;
 /// Failed attempts, with other tasks run in between, before a caller is told that there is no room.
 const TRIES_MAX: usize = 200;
+/// And so many more, each with a look at every frame.
+const SWEEPS_MAX: usize = 8;
 /// Blocks of other classes looked at in one try, for each that is needed.
 const BLOCKS_TRIED: usize = 32;
 
@@ -92,7 +94,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                 self.wait_for_room().await;
             }
             tries += 1;
-            if tries > TRIES_MAX {
+            if tries > TRIES_MAX && (tries > TRIES_MAX + SWEEPS_MAX || !self.sweep(class)) {
                 return Err(self.no_room("operations in flight, or pages that cannot be written, hold every frame"));
             }
             yield_once().await;
@@ -335,19 +337,51 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         false
     }
 
+    /// Looks at every frame, from a random one on, for one of this class whose page may go, or blocks of others: where most frames have
+    /// lost their body, the rest is hardly ever drawn. False if nothing has come free, and nothing is on its way to the store for it.
+    fn sweep(&self, class: SizeClass) -> bool {
+        let cache = self.cache();
+        let Some(start) = cache.any_frame(self.random_u32()) else { return false };
+        let mut has_written = false;
+        for index in (start..=*cache.frame_numbers().end()).chain(1..start) {
+            let other = cache.frame(index).class();
+            let frames = if other == class { index..index + 1 } else { self.block_of(index, other) };
+            if frames.start != index || !frames.clone().all(|index| can_go(cache.frame(index))) {
+                continue;
+            }
+            // One write is enough to go on: a store that takes nothing is not to be asked for all of it.
+            if frames.clone().any(|index| cache.frame(index).is_dirty()) && std::mem::replace(&mut has_written, true) {
+                continue;
+            }
+            if other == class && self.empty_frame(index) {
+                self.give_back(index);
+                return true;
+            }
+            if other != class && self.empty_block(index, other, class) && self.more_free(class) {
+                return true;
+            }
+        }
+        has_written
+    }
+
+    /// The frames of the block that a frame of this class is in.
+    fn block_of(&self, index: u32, class: SizeClass) -> std::ops::Range<u32> {
+        let unit = self.cache().frame(index).unit() as usize % Region::of(class).block_units();
+        let first = index - (unit / class.units()) as u32;
+        first..first + frames_of_block(class) as u32
+    }
+
     /// Empties the block of a frame, if all pages there can go at once, for pages of another class.
     fn empty_block(&self, drawn: u32, class: SizeClass, other: SizeClass) -> bool {
         let cache = self.cache();
-        let block_units = Region::of(class).block_units();
-        let first = drawn - (cache.frame(drawn).unit() as usize % block_units / class.units()) as u32;
-        let frames = first..first + (block_units / class.units()) as u32;
+        let frames = self.block_of(drawn, class);
         // Looked at first, so that no page goes in vain.
         if !frames.clone().all(|index| can_go(cache.frame(index))) {
             return false;
         }
         let taken: Vec<u32> = frames.clone().take_while(|&index| self.empty_frame(index)).collect();
         if taken.len() == frames.len() {
-            cache.give_up_block(first, class, other);
+            cache.give_up_block(frames.start, class, other);
             return true;
         }
         taken.into_iter().for_each(|index| self.give_back(index));

@@ -310,3 +310,29 @@ fn after_the_smallest_pages_the_memory_is_for_others() {
         assert!(memory.used() <= memory.limit, "{memory:?}");
     });
 }
+
+/// The few frames that have a body are hard to draw among thousands of small ones that have lost theirs.
+#[test]
+#[cfg_attr(miri, ignore = "no other code than elsewhere, many operations")]
+fn large_pages_after_many_small_ones_find_each_others_room() {
+    let executor = Executor::alone(seed(9));
+    let world = Arc::default();
+    let mut options = CacheOptions::new(1 << 20);
+    options.admission = Admission::Always;
+    let cache = PageCache::new(TreeLayout, options).unwrap();
+    let handle = cache.handle(MapStore::new(&world, &executor), 5).unwrap();
+    plant_flat(&world, 1..40_001, class(64));
+    plant_flat(&world, 50_001..50_331, class(65536));
+    executor.block_on(async move {
+        visit(&handle, 1..40_001, class(64), &cache).await;
+        visit(&handle, 50_001..50_031, class(65536), &cache).await;
+        let mut reserved = Vec::new();
+        for page in 60_001..60_006 {
+            reserved.push(handle.reserve(PageId::new(page).unwrap(), class(65536)).await.unwrap());
+        }
+        for page in 50_031..50_331 {
+            let loaded = handle.load(PageId::new(page).unwrap(), class(65536)).await.map(drop);
+            loaded.unwrap_or_else(|error| panic!("after {} pages: {error}", page - 50_031));
+        }
+    });
+}
