@@ -341,12 +341,19 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         dirty.sort_unstable();
         let mut refused = None;
         for level in dirty.chunk_by(|a, b| a.0 == b.0) {
-            let bytes = self.cache().frame(level[0].1).class().bytes();
-            let at_once = (FLUSHED_BYTES / (FLUSHED_TOGETHER * bytes)).max(1);
-            let mut left = level.chunks(FLUSHED_TOGETHER).map(|pages| self.flush_pages(pages, flushes));
-            let mut under_way: FuturesUnordered<_> = left.by_ref().take(at_once).collect();
-            while let Some(written) = under_way.next().await {
-                under_way.extend(left.next());
+            let mut left = level.chunks(FLUSHED_TOGETHER);
+            let (mut under_way, mut bytes_under_way) = (FuturesUnordered::new(), 0);
+            loop {
+                while bytes_under_way < FLUSHED_BYTES
+                    && let Some(pages) = left.next()
+                {
+                    let sizes = pages.iter().map(|&(_, index, _)| self.cache().frame(index).class().bytes());
+                    let bytes: usize = sizes.sum();
+                    bytes_under_way += bytes;
+                    under_way.push(async move { (bytes, self.flush_pages(pages, flushes).await) });
+                }
+                let Some((bytes, written)) = under_way.next().await else { break };
+                bytes_under_way -= bytes;
                 if let Err(error) = written {
                     refused.get_or_insert(error);
                 }

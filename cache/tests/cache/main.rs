@@ -6,6 +6,7 @@ mod concurrent;
 mod edges;
 mod exclusion;
 mod fetch;
+mod flush;
 mod frequency;
 mod misuse;
 mod model;
