@@ -96,7 +96,8 @@ impl Change<'_> {
     }
 
     /// The caller writes `page`, as this change leaves it, to the store itself, and nobody else changes the store's copy: the cache
-    /// does not take it for dirty. Whoever reads it from the store waits until it is there.
+    /// does not take it for dirty, unless [`CacheHandle::update`](crate::CacheHandle::update) has changed it while an older version is on
+    /// its way there. Whoever reads it from the store waits until it is there.
     pub fn write_through(&mut self, page: usize) {
         self.written_through.push(page);
     }

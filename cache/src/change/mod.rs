@@ -318,7 +318,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             self.record_one(page, &change)?;
         }
         self.forget_overwritten(&mut change);
-        let is_news = is_news && change.written_through.is_empty();
+        // An older version that is on its way to the store may arrive there last: then this one is written behind it.
+        let is_news = is_news && (change.written_through.is_empty() || page.frame.is_writing());
         let (fates, flushes) = (std::mem::take(&mut change.fates), self.cache().flushes());
         self.settle(&pages, &[], &fates, &links, &children, flushes);
         locked.count = 0;

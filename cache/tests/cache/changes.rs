@@ -139,6 +139,41 @@ fn a_page_that_is_written_through_is_not_dirty() {
     });
 }
 
+/// The cache's own write of an older version, which is under way, may end last.
+#[test]
+fn a_page_that_is_written_through_while_an_older_version_is_on_its_way_is_the_newer_one() {
+    let test_bed = test_bed(Admission::Always);
+    let leaf = test_bed.run(|tree| async move {
+        tree.update(100, |_| 1).await.unwrap();
+        tree.path(100).await.unwrap().last().unwrap().id()
+    });
+    test_bed.store.world().holds_writes = true;
+    let tree = test_bed.tree.clone();
+    test_bed.executor.spawn(async move { tree.handle.flush().await.unwrap() });
+    test_bed.executor.run_ready();
+    let (tree, executor) = (test_bed.tree.clone(), &test_bed.executor);
+    executor.spawn(async move {
+        let page = tree.handle.load(leaf, tree.class).await.unwrap();
+        let mut image = vec![0; tree.class.words()];
+        tree.handle.snapshot(&page, &mut image).unwrap();
+        let entry = Image(&image).entries().position(|entry| entry == (100, 1)).unwrap();
+        let through = |change: &mut Change<'_>| {
+            change.set(0, crate::support::page::value_at(entry), 2);
+            change.write_through(0);
+        };
+        tree.handle.update(&page, through).unwrap();
+        tree.handle.snapshot(&page, &mut image).unwrap();
+        tree.handle.store().world().pages.insert(leaf.get(), image);
+    });
+    executor.run_ready();
+    let stored = || Image(&test_bed.store.world().pages[&leaf.get()]).entries().find(|entry| entry.0 == 100).unwrap().1;
+    assert_eq!(stored(), 2);
+    test_bed.store.release();
+    executor.run();
+    test_bed.run(|tree| async move { tree.handle.flush().await }).unwrap();
+    assert_eq!(stored(), 2, "an older version is in the store, and nobody would write the newer one");
+}
+
 #[test]
 fn a_flush_of_some_pages_writes_those_and_no_more() {
     let test_bed = test_bed(Admission::Always);
