@@ -343,7 +343,16 @@ impl<L: Layout> PageCache<L> {
 
     /// Puts free frames where every handle finds them.
     pub(crate) fn pool_frames(&self, class: SizeClass, frames: impl IntoIterator<Item = u32>) {
-        lock(&self.room).pool[class.index()].extend(frames);
+        let mut room = lock(&self.room);
+        let frames_made = room.next_frame as usize;
+        let pool = &mut room.pool[class.index()];
+        pool.extend(frames);
+        // Whoever empties a block in vain lists its free frames once more, for they may be in no list.
+        if pool.len() > 2 * frames_made {
+            pool.sort_unstable();
+            pool.dedup();
+        }
+        drop(room);
         self.wake_for_room();
     }
 

@@ -5,9 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use farlink_cache::{CacheOptions, Layout, PageCache, PageId, SizeClass, Store};
 
-/// A store that makes pages up.
+/// A store that makes pages up, and takes those that were changed, or none.
 #[derive(Clone)]
-struct Made;
+struct Made {
+    refuses: bool,
+}
 
 impl Store for Made {
     type Buffer = Vec<u64>;
@@ -22,7 +24,7 @@ impl Store for Made {
     }
 
     async fn write(&self, pages: Vec<(PageId, Vec<u64>)>) -> Vec<std::io::Result<()>> {
-        pages.iter().map(|_| Ok(())).collect()
+        pages.iter().map(|_| if self.refuses { Err(std::io::ErrorKind::StorageFull.into()) } else { Ok(()) }).collect()
     }
 
     fn spawn(&self, task: impl Future<Output = ()> + 'static) {
@@ -67,7 +69,7 @@ fn available_bytes() -> usize {
 fn fill(bytes: usize) {
     let before = resident_bytes();
     let cache = PageCache::new(Flat, CacheOptions::new(bytes)).unwrap();
-    let handle = cache.handle(Made, 1).unwrap();
+    let handle = cache.handle(Made { refuses: false }, 1).unwrap();
     let pages = (bytes / 1024) as u64;
     for page in (1..=pages).chain((1..=pages).rev()) {
         let page = PageId::new(page).unwrap();
@@ -87,7 +89,7 @@ fn fill(bytes: usize) {
 fn refill(bytes: usize) {
     let before = resident_bytes();
     let cache = PageCache::new(Flat, CacheOptions::new(bytes)).unwrap();
-    let handle = cache.handle(Made, 1).unwrap();
+    let handle = cache.handle(Made { refuses: false }, 1).unwrap();
     let mut next = 1;
     for class in [1024, 65536, 64, 8192, 4096].map(|bytes| SizeClass::of_bytes(bytes).unwrap()) {
         for _ in 0..bytes / class.bytes() * 3 / 2 {
@@ -101,8 +103,39 @@ fn refill(bytes: usize) {
     }
 }
 
+/// Blocks that cannot change hands, for there is a page in each that the store does not take: their free frames are listed again
+/// and again.
+fn refuse() {
+    let cache = PageCache::new(Flat, CacheOptions::new(4 << 20)).unwrap();
+    let handle = cache.handle(Made { refuses: true }, 1).unwrap();
+    let (small, large) = (SizeClass::of_bytes(64).unwrap(), SizeClass::of_bytes(4096).unwrap());
+    let id = |page| PageId::new(page).unwrap();
+    let mut pages = 0;
+    while handle.counters().levels[0].evictions == 0 {
+        pages += 1;
+        let page = now(handle.load(id(pages), small)).unwrap();
+        if pages % 64 == 1 {
+            handle.update(&page, |change| change.set(0, 0, 0)).unwrap();
+        }
+    }
+    for page in (1..=pages).filter(|page| page % 64 != 1).take(10_000) {
+        now(handle.invalidate(id(page), small)).unwrap();
+    }
+    // There may have been memory for less than a block of small ones.
+    let rest: Vec<_> = (1..).map_while(|page| now(handle.reserve(id(pages + page), large)).ok()).collect();
+    let before = resident_bytes();
+    for page in 1..=20 {
+        let refused = now(handle.reserve(id(2 * pages + page), large)).is_err();
+        assert!(refused, "there is a page in each block that stays; {} had room before", rest.len());
+    }
+    let grown = resident_bytes().saturating_sub(before);
+    println!("{grown} bytes for lists of free frames");
+    assert!(grown < 2 << 20, "{grown} bytes for lists of free frames");
+}
+
 #[test]
 fn a_full_cache_takes_what_it_was_given() {
+    refuse();
     refill(32 << 20);
     fill(8 << 20);
     fill(64 << 20);
