@@ -15,7 +15,7 @@ use std::{
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use crate::{
-    error::CacheError,
+    error::{CacheError, Misuse},
     fetch::yield_once,
     frame::State,
     handle::CacheHandle,
@@ -89,12 +89,16 @@ impl<S: Store, L: Layout> Drop for Unanswered<S, L> {
 pub(crate) type Outcomes<E> = Rc<RefCell<(Option<Vec<Result<(), CacheError<E>>>>, Option<Waker>)>>;
 
 impl<S: Store, L: Layout> CacheHandle<S, L> {
-    /// A snapshot of a dirty page, whose lock the caller holds. An error if the store has no buffer for it, or a link in it
-    /// leads to no page: it was not written by anybody who knows the layout.
+    /// A snapshot of a dirty page, whose lock the caller holds. An error if the store has no buffer for it or one of another length, or
+    /// a link in it leads to no page: it was not written by anybody who knows the layout.
     pub(crate) fn image(&self, index: u32, page: PageId) -> Snapped<S> {
         let cache = self.cache();
         let frame = cache.frame(index);
         let body = cache.arena.body(frame);
+        let refuse = |error: CacheError<S::Error>| {
+            cache.note_write_error(&error);
+            Err(error)
+        };
         let mut image = match self.store().buffer(body.len()) {
             Ok(image) => image,
             Err(source) => {
@@ -102,8 +106,11 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                 return Err(CacheError::Store { page, source });
             }
         };
+        if image.len() != body.len() {
+            return refuse(Misuse::BufferSize { got: image.len(), words: body.len() }.into());
+        }
         if !self.copy_unswizzled(body, &mut image) || self.has_swizzled(body, &image) {
-            return Err(CacheError::BadLink);
+            return refuse(CacheError::BadLink);
         }
         frame.begin_write(cache.flushes());
         Ok(Snapshot { index, page, image })

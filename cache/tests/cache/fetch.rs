@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::support::*;
-use farlink_cache::{Admission, CacheError, Change, PageId, is_swizzled};
+use farlink_cache::{Admission, CacheError, CacheOptions, Change, Misuse, PageCache, PageId, is_swizzled};
 
 const KEYS: u64 = under_miri(20_000, 3000);
 
@@ -139,6 +139,36 @@ fn a_flush_without_buffers_is_an_error_not_a_hang() {
     assert!(matches!(error, CacheError::Store { source: Refused("no buffer"), .. }), "{error}");
     test_bed.store.world().fails_buffers = false;
     assert_eq!(test_bed.flushed()[&5], 500);
+}
+
+/// A cut page must not pass for written, nor one with what was in the buffer before.
+#[test]
+fn a_buffer_of_another_length_is_not_written() {
+    for off in [-1, 1] {
+        let test_bed = test_bed(Admission::Always);
+        test_bed.run(|tree| async move { tree.update(5, |_| 500).await }).unwrap();
+        test_bed.store.world().buffer_words_off = off;
+        let flushed = test_bed.run(|tree| async move { tree.handle.flush().await });
+        let words = 32usize.checked_add_signed(off).unwrap();
+        let is_said = matches!(
+            flushed,
+            Err(CacheError::Misuse(Misuse::BufferSize { got, words: 32 })) if got == words
+        );
+        assert!(is_said && test_bed.store.world().writes == 0, "{off} words more: {flushed:?}");
+        // Whoever finds no room because of that is told.
+        let error = test_bed.run(|tree| async move {
+            for key in (0..KEYS).step_by(10) {
+                if let Err(error) = tree.update(key, |_| 0).await {
+                    return Some(error);
+                }
+            }
+            None
+        });
+        let error = error.expect("a cache that cannot write fills up").to_string();
+        assert!(error.contains("a buffer of"), "{error}");
+        test_bed.store.world().buffer_words_off = 0;
+        assert_eq!(test_bed.flushed()[&5], 500);
+    }
 }
 
 #[test]

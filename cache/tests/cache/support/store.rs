@@ -40,6 +40,8 @@ pub struct World {
     pub fails_all_reads: bool,
     pub fails_all_writes: bool,
     pub fails_buffers: bool,
+    /// Buffers have so many words more than were asked for.
+    pub buffer_words_off: isize,
     /// Whether tasks are dropped before they begin.
     pub drops_tasks: bool,
     /// Of a hundred reads and writes, so many fail.
@@ -160,7 +162,9 @@ impl Store for MapStore {
     type Error = Refused;
 
     fn buffer(&self, words: usize) -> Result<Vec<u64>, Refused> {
-        if self.world().fails_buffers { Err(Refused("no buffer")) } else { Ok(vec![!0; words]) }
+        let world = self.world();
+        let words = words.checked_add_signed(world.buffer_words_off).expect("a page has more words");
+        if world.fails_buffers { Err(Refused("no buffer")) } else { Ok(vec![!0; words]) }
     }
 
     async fn read(&self, page: PageId, _class: SizeClass) -> Result<Vec<u64>, Refused> {
