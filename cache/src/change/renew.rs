@@ -42,7 +42,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         class: SizeClass,
         mut is_meant: impl FnMut(&Frame, &[AtomicU64]) -> bool,
     ) -> Result<bool, CacheError<S::Error>> {
-        for _ in 0..INVALIDATE_TRIES_MAX {
+        let mut tries = 0;
+        while tries < INVALIDATE_TRIES_MAX {
             if !self.cache().table.contains(&self.cache().arena, page) {
                 return Ok(false);
             }
@@ -50,6 +51,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             if let Some(is_dropped) = self.try_invalidate(&found, &mut is_meant) {
                 return Ok(is_dropped);
             }
+            // A write ends, however long it takes.
+            tries += u32::from(!found.frame.is_writing());
             drop(found);
             crate::fetch::yield_once().await;
         }

@@ -171,6 +171,32 @@ fn a_buffer_of_another_length_is_not_written() {
     }
 }
 
+/// However long a write takes: it ends.
+#[test]
+fn a_page_on_its_way_to_the_store_is_dropped_when_it_is_there() {
+    let test_bed = test_bed(Admission::Always);
+    let leaf = test_bed.run(|tree| async move {
+        tree.update(100, |_| 1).await.unwrap();
+        tree.path(100).await.unwrap().last().unwrap().id()
+    });
+    test_bed.store.world().holds_writes = true;
+    let tree = test_bed.tree.clone();
+    test_bed.executor.spawn(async move { tree.handle.flush().await.unwrap() });
+    test_bed.executor.run_ready();
+    let (tree, outcome) = (test_bed.tree.clone(), Rc::new(Cell::new(None)));
+    let dropped = Rc::clone(&outcome);
+    test_bed.executor.spawn(async move {
+        let is_dropped = tree.handle.invalidate(leaf, tree.class).await.map_err(|error| error.to_string());
+        dropped.set(Some(is_dropped));
+    });
+    for _ in 0..50_000 {
+        test_bed.executor.turn();
+    }
+    test_bed.store.release();
+    test_bed.executor.run();
+    assert_eq!(outcome.take(), Some(Ok(true)));
+}
+
 #[test]
 fn a_store_that_takes_nothing_leads_to_an_error_in_bounded_time() {
     for admission in ADMISSIONS {
