@@ -344,11 +344,11 @@ impl<S: Store, L: Layout> Drop for ExclusionGuard<S, L> {
         frame.set_state(State::Held);
         frame.set_page(None);
         cache.table.wake(self.page);
-        cache.end_transfer();
         if parent != NONE {
             cache.frame(parent).unpin();
         }
         self.handle.give_back(self.index);
+        cache.end_transfer();
         for (page, cooled) in left_cooling {
             cache.cooling.push(page, cooled).map(|oldest| self.handle.evict_one(oldest));
         }

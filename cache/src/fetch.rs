@@ -499,11 +499,14 @@ impl<'a, S: Store, L: Layout> Loading<'a, S, L> {
 impl<S: Store, L: Layout> Drop for Loading<'_, S, L> {
     fn drop(&mut self) {
         if let Some(taken) = self.taken.take() {
-            let cache = taken.handle.cache();
+            let handle: &CacheHandle<S, L> = taken.handle;
+            let cache = handle.cache();
             cache.table.remove(self.page, taken.index);
             cache.frame(taken.index).set_state(State::Held);
             cache.frame(taken.index).set_page(None);
             cache.table.wake(self.page);
+            // Before the transfer ends: who waits for room is woken when there is some.
+            drop(taken);
             cache.end_transfer();
         }
     }

@@ -197,6 +197,41 @@ fn a_page_on_its_way_to_the_store_is_dropped_when_it_is_there() {
     assert_eq!(outcome.take(), Some(Ok(true)));
 }
 
+/// Who waits for room is woken when the frame can be had, and finds it.
+#[test]
+#[cfg_attr(miri, ignore = "no other code than elsewhere, many operations")]
+fn the_frame_of_a_dropped_fetch_goes_to_who_waits_for_room() {
+    let (executor, class) = (Executor::alone(seed(8)), class(64));
+    let world = Arc::<std::sync::Mutex<World>>::default();
+    let id = |page| PageId::new(page).unwrap();
+    lock(&world).pages.insert(1, page::image(1, 0, 0, 0, &[], class.words()));
+    let mut options = CacheOptions::new(1 << 20);
+    (options.page_bytes, options.admission) = (64, Admission::Always);
+    let cache = PageCache::new(TreeLayout, options).unwrap();
+    let [a, b] = [1, 2].map(|seed| cache.handle(MapStore::new(&world, &executor), seed).unwrap());
+    lock(&world).holds_reads = true;
+    executor.block_on(async move {
+        let mut reserved = Vec::new();
+        for page in 1000.. {
+            match a.reserve(id(page), class).await {
+                Ok(page) => reserved.push(page),
+                Err(_) => break,
+            }
+        }
+        // The last frame is held by a fetch that takes long.
+        drop(reserved.pop());
+        let mut fetch = Box::pin(a.load(id(1), class));
+        assert!(poll_now(&mut fetch).is_none());
+        let mut waiting = Box::pin(b.reserve(id(2), class));
+        for _ in 0..10 {
+            assert!(poll_now(&mut waiting).is_none(), "all frames are held");
+        }
+        drop(fetch);
+        let found = (0..3).find_map(|_| poll_now(&mut waiting)).map(|found| found.map(drop));
+        assert!(matches!(found, Some(Ok(()))), "{} frames, and the free one is not found: {found:?}", reserved.len());
+    });
+}
+
 #[test]
 fn a_store_that_takes_nothing_leads_to_an_error_in_bounded_time() {
     for admission in ADMISSIONS {
