@@ -7,7 +7,7 @@
 //! key --hash--> bucket: 4 places --> entry: key, version, age, value, bytes, uses
 //! ```
 //!
-//! A reader takes no lock and writes nothing that others read, but for the count of uses once memory is short. It copies the value
+//! A reader takes no lock and writes nothing that others read, but for the count of uses once memory, or a bucket, is full. It copies the value
 //! while it is pinned; entries that were taken out are freed once nobody can be at them (crossbeam-epoch). A writer puts an
 //! entry into a place with a compare-and-swap. Bytes are taken before an entry goes in, and given back by whoever takes it out. When there are none
 //! left, the least used of a few entries goes, if it is used less than the new one: uses are counted and remembered as those of
@@ -121,7 +121,7 @@ impl<V> fmt::Debug for ValueHandle<V> {
 }
 
 impl<V: Clone + Send + Sync + 'static> ValueCache<V> {
-    /// An empty one of so many bytes.
+    /// An empty one of so many bytes. It has a place for each 512 of them, and keeps no more values than that.
     pub fn new(bytes: usize) -> Arc<Self> {
         let buckets = (bytes / BYTES_PER_PLACE / WAYS).max(1);
         let places = buckets * WAYS;
@@ -245,6 +245,10 @@ impl<V: Clone + Send + Sync + 'static> ValueCache<V> {
                     }
                 }
             }
+        }
+        // Where values are small, places run out before bytes do.
+        if found.is_none() && free.is_none() {
+            self.frequency.start();
         }
         let uses = match found {
             Some((_, _, old)) => self.frequency.of(&old.uses),

@@ -12,3 +12,4 @@ mod misuse;
 mod model;
 mod room;
 mod support;
+mod values;
