@@ -124,6 +124,8 @@ pub enum Step {
     OneEntry,
     /// Of dropping a value: its bytes are given back by who has taken it out.
     TakenOut,
+    /// Of putting a value: what others have put under its key meanwhile goes.
+    OnePlace,
 }
 
 #[cfg(loom)]

@@ -30,7 +30,7 @@ use crate::{
     frequency::{Frequencies, USES_PER_TICK},
     id::PageId,
     mix::mix,
-    sync::{Arc, AtomicU32, Ordering, Step, is_left_out},
+    sync::{Arc, AtomicU32, Ordering, Step, fence, is_left_out},
 };
 
 /// Places of a bucket.
@@ -274,7 +274,23 @@ impl<V: Clone + Send + Sync + 'static> ValueCache<V> {
             // SAFETY: it is in no place.
             drop(unsafe { new.into_owned() });
         }
+        if is_in && found.is_none() && !is_left_out(Step::OnePlace) {
+            self.drop_others(key, new, guard);
+        }
         is_in
+    }
+
+    /// Takes out what other threads have put under the key of a new entry meanwhile, into other places. Of two that do so at the same
+    /// time one at least sees the other's.
+    fn drop_others(&self, key: PageId, new: Shared<'_, Entry<V>>, guard: &Pinned<'_>) {
+        fence(Ordering::SeqCst);
+        for place in self.bucket(key) {
+            let other = place.load(Ordering::Acquire, guard);
+            // SAFETY: as in `take_out`.
+            if other != new && unsafe { other.as_ref() }.is_some_and(|entry| entry.key == key) {
+                self.take_out(place, other, Shared::null(), guard);
+            }
+        }
     }
 
     fn get(&self, key: PageId, random: u32, guard: &Guard) -> Option<(u64, u64, V)> {
@@ -337,7 +353,7 @@ impl<V: Clone + Send + Sync + 'static> ValueHandle<V> {
     }
 
     /// Puts a value under a key, in place of another, if there is room for its bytes or it is used more than what would go; whether
-    /// it was put. Of two threads that put at the same time one may put in vain.
+    /// it was put. Of two threads that put at the same time one may put in vain; if they put under one key, both may.
     ///
     /// # Panics
     /// If the key is 0 or uses its top bit.

@@ -9,12 +9,12 @@
 //! above says that it is gone.
 //!
 //! Asserted: what was installed is in the chain, once, whoever consolidates meanwhile; a reader meets whole records; of two who help each
-//! other one does a step; an answer over the cache is no older than the word that was read for it; bytes are counted once.
+//! other one does a step; an answer over the cache is no older than the word that was read for it; bytes are counted once; a key is in one place.
 //!
 //! Broken variants: a swap in two steps; a consolidation, or a step of a merge, that swaps the word as it is now and not as
 //! it was when it looked; a removal whose merge was cancelled behind the look at the page above; a lock word that is written
 //! again though others may have freed the page; an answer from the cache without a look at the word; a version and a value
-//! of two entries; bytes that are given back by who has not taken the entry out.
+//! of two entries; bytes that are given back by who has not taken the entry out; a put that does not look whether another one found another place.
 
 use std::{cell::Cell, rc::Rc, sync::Arc};
 
@@ -509,6 +509,31 @@ fn two_put() {
     assert_eq!(values.used() - before, entry, "bytes are counted twice, or not at all");
 }
 
+/// Two threads put values of one key that is not there, while another entry of its bucket goes. True if one of them is there then.
+fn two_put_anew() -> bool {
+    const LARGE: usize = 1500;
+    let (key, [gone, comes]) = (1, [2, 3]);
+    // One bucket, and bytes for one of the large ones.
+    let values: Arc<ValueCache<Cached>> = ValueCache::new(3000);
+    let handle = values.handle(0);
+    let empty = values.used();
+    handle.put(gone, (1, 0), Arc::new(1), LARGE);
+    let large = values.used() - empty;
+    let (of_a, of_b) = (Arc::clone(&values), Arc::clone(&values));
+    let a = run(move || of_a.handle(1).put(key, (2, 0), Arc::new(20), 8));
+    let b = run(move || {
+        let handle = of_b.handle(2);
+        handle.put(comes, (1, 0), Arc::new(1), LARGE);
+        handle.put(key, (1, 0), Arc::new(10), 8);
+    });
+    a.join();
+    b.join();
+    let others = [gone, comes].into_iter().filter(|&key| handle.get(key).is_some()).count();
+    let its = values.used() - empty - others * large;
+    assert!(its <= large - LARGE + 8, "a key is in two places");
+    its != 0
+}
+
 /// One thread puts a value in place of another, one looks.
 fn put_and_look() {
     let values = cache();
@@ -523,6 +548,21 @@ fn put_and_look() {
     reader.join();
     // Behind both, which loom does not see in a reference count.
     drop(values);
+}
+
+#[test]
+fn a_key_is_in_one_place() {
+    let there = Seen::new();
+    let seen = there.clone();
+    explore("two put a value of a key that is not there", move || {
+        if two_put_anew() {
+            seen.mark();
+        }
+    });
+    there.require("a value is there");
+    refuse_without(Step::OnePlace, "a key in two places", "a key is in two places", || {
+        two_put_anew();
+    });
 }
 
 #[test]
