@@ -171,6 +171,9 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// `None` if the page cannot be excluded now: it is cached or on its way, or something below it is; or `from` may go.
     /// Follow the link instead. Suspends for room.
     ///
+    /// Whoever holds the result asks for no room, and does not wait in [`CacheHandle::until_fetched`]: it has a frame, and counts as a
+    /// page that is on its way, for which both wait.
+    ///
     /// # Errors
     /// [`CacheError::Conflict`] if `from` has changed and the link is not there any more; [`CacheError::NoRoom`].
     ///

@@ -41,8 +41,8 @@
 //! leaves up; nothing moves out of a page that it has yet to write.
 //!
 //! *It cools.* When room is needed, frames are drawn at random. One whose page has swizzled links hands the draw down one
-//! of them, so a page stays while a page below it is cached; of those found, the least used cools. It must be clean: a
-//! dirty one is written first. Its parent's link is unswizzled, and it goes into the cooling map, a hash table of short
+//! of them, so a page stays while a page below it is cached; of those found, the least used cools, or any, where uses are not
+//! counted ([`Admission`]). It must be clean: a dirty one is written first. Its parent's link is unswizzled, and it goes into the cooling map, a hash table of short
 //! queues.
 //!
 //! *It goes.* The oldest page of a random queue, if it still cools since the version that the queue knows. Its table entry

@@ -2,7 +2,9 @@
 
 use crate::{error::OptionsError, frame_lock::WAITERS_MAX, id::SizeClass};
 
-/// Which pages get in. Until a cache has been full once, it admits all, but for those that [`Admission::Probability`] gives none.
+/// Which pages get in. Until a cache has been full once, it admits all, but for those that [`Admission::Probability`] gives none. What is
+/// loaded by its id ([`CacheHandle::load`](crate::CacheHandle::load)) always gets in: only of pages that a link was followed to is
+/// any refused.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Admission {
     /// All.
@@ -44,8 +46,8 @@ pub struct CacheOptions {
     pub admission: Admission,
     /// The share of the frames that the cooling map has slots for. Default 0.1, which is DEX's; 0 to 0.5.
     pub cooling_share: f64,
-    /// How many frames are looked at to find the one to cool: the least used of them goes. Default 5; 1 to 64. DEX, which does
-    /// not count uses, looks at one.
+    /// How many frames are looked at to find the one to cool: with [`Admission::Frequency`] the least used of them goes. With the others,
+    /// which count no uses, the first that is clean goes. Default 5; 1 to 64. DEX, which does not count uses either, looks at one.
     pub sample_size: usize,
     /// Uses per frame after which all counts of uses are halved. Default 200; at least 1.
     pub halving_period: u64,

@@ -22,6 +22,8 @@ use crate::{
 ///   the page, and writes it again later.
 /// - A `read` (or `read_many`) may be dropped before it answers: it is forgotten. The cache never drops a `write`.
 /// - [`spawn`](Store::spawn) runs what it is given to its end, on the same thread, also if nobody waits for it.
+/// - [`buffer`](Store::buffer) does not panic, nor call the cache: a page is locked meanwhile, and would stay so. The same goes for a
+///   [`Layout`].
 ///
 /// The cache's duties: it asks for a page by the size it was linked with, writes only pages that it has read or was given
 /// as new ones, and never a page with a swizzled link in it. It evicts a page after the pages below it; a page that was
@@ -64,7 +66,7 @@ pub trait Store: Clone + 'static {
     /// A change is being made: these are its pages as it leaves them, new ones among them, with ids in place of swizzled links, and
     /// the pages that it frees, as they were. Their locks are held: nobody has seen the change, and none of its pages is on its way to the
     /// store. Must not suspend, and cannot refuse it. For a store that writes a log: from now on it is to write none of these pages before
-    /// that has them.
+    /// that has them. A word that the change has left behind, where the layout names a link no more, may be swizzled here still.
     fn record(&self, _changed: Vec<(PageId, Box<[u64]>)>, _freed: Vec<(PageId, Box<[u64]>)>) {}
 
     /// As [`record`](Store::record), for a change of one page without links: its words, and the positions of those that were set, in

@@ -288,7 +288,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         }
     }
 
-    /// Waits until every page is here that is on its way from the store. If the caller has just changed what [`Store::read`] goes by,
+    /// Waits until every page is here that is on its way from the store, and for those that are excluded until they are no more. If the caller has just changed what [`Store::read`] goes by,
     /// which that looks at behind a fence (`SeqCst`), then pages that it has let in by what was before are all here.
     pub async fn until_fetched(&self) {
         let cache = self.cache();

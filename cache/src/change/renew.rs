@@ -23,7 +23,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     }
 
     /// [`CacheHandle::invalidate`] of a page that is not dirty, if a function says so of its words, which do not change meanwhile.
-    /// True if it was dropped.
+    /// True if it was dropped. The function must not call the cache: it would wait for the page's lock.
     ///
     /// # Errors
     /// As [`CacheHandle::invalidate`].
@@ -105,7 +105,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         self.refresh_if(page, image, |_| true)
     }
 
-    /// [`CacheHandle::refresh`], if the page as it is then is older than the image, by what its words say.
+    /// [`CacheHandle::refresh`], if the page as it is then is older than the image, by what its words say. `is_older` must not call
+    /// the cache: it would wait for the page's lock.
     ///
     /// # Errors
     /// As [`CacheHandle::refresh`].

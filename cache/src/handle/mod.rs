@@ -249,7 +249,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     }
 
     /// About how often the page was used lately that a swizzled link leads to; `None` if the link is not swizzled. If it does not
-    /// stand in a current page, this is some number; 0 as long as the cache has room for everything, and counts nothing.
+    /// stand in a current page, this is some number; 0 as long as the cache has room for everything, or does not admit by
+    /// [frequency](crate::Admission::Frequency), and so counts nothing.
     pub fn uses(&self, word: u64) -> Option<u64> {
         let (index, _) = self.cache().salt.place(word);
         let frame = is_swizzled(word).then(|| self.cache().arena.get(index)).flatten()?;
@@ -290,7 +291,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         self.cache().table.contains(&self.cache().arena, page)
     }
 
-    /// A page by its id. Suspends while it is read from the store, if it is not cached.
+    /// A page by its id. Suspends while it is read from the store, if it is not cached; it is admitted then, whatever
+    /// [`CacheOptions::admission`](crate::CacheOptions::admission) says.
     ///
     /// # Errors
     /// If the page cannot be had.
