@@ -250,7 +250,7 @@ pub trait Plugin: Copy + Default + fmt::Debug + Send + Sync + 'static {
     fn operations(to: &mut impl Operations<Self>);
 
     /// The pages of a chain that [installs](Access::install) make, of all that readers can come to now: what is
-    /// [sought](Swap::found_by) is the chain in which a page is that such a swap has made or unlinked, if it is in any. Asked when
+    /// [sought](super::Swap::found_by) is the chain in which a page is that such a swap has made or unlinked, if it is in any. Asked when
     /// the answer to a swap is lost. None: there is no telling, and pages may be lost with the answer.
     ///
     /// # Errors
