@@ -545,7 +545,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             frame.set_children(0);
             frame.set_parent(NONE, 0);
             frame.set_dirty(flushes);
-            cache.frequency.set(&frame.frequency, 1);
+            cache.frequency.set(&frame.frequency, u8::from(cache.counts_uses()));
             frame.set_state(State::Resident);
         }
         for &(at, level, stayed) in &links.pages {
