@@ -60,21 +60,24 @@ impl<'a, T> UnderWay<'a, T> {
     }
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<T>> {
+        // What has come is taken in first: it may make room for what is begun.
+        while let Poll::Ready(Some(result)) = self.waiting.poll_next_unpin(cx) {
+            self.ready.push_back(result);
+        }
         for mut future in self.added.drain(..) {
-            // Those that wait are polled once more below, with the wakers that they have from then on.
             match future.as_mut().poll(cx) {
                 Poll::Ready(result) => self.ready.push_back(result),
                 Poll::Pending => self.waiting.push(future),
             }
         }
-        let next = match self.ready.pop_front() {
-            Some(next) => Poll::Ready(Some(next)),
-            None => self.waiting.poll_next_unpin(cx),
-        };
-        if next.is_ready() && !self.worker.has_other_tasks() {
-            self.worker.ring();
+        if let Some(next) = self.ready.pop_front() {
+            if !self.worker.has_other_tasks() {
+                self.worker.ring();
+            }
+            return Poll::Ready(Some(next));
         }
-        next
+        // Those that wait have the wakers from here on that tell them apart.
+        self.waiting.poll_next_unpin(cx)
     }
 }
 
