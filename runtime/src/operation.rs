@@ -20,8 +20,8 @@ const FRUITLESS_MAX: u32 = 1000;
 /// After so many attempts in a row that have lost to others, or were not ready, no cached copy is trusted: one that nobody
 /// renews would do that for ever.
 const REPEATS_BEFORE_ANEW: u32 = 8;
-/// After so many attempts in a row that have lost a page to the cache the next one holds copies.
-const MOVES_BEFORE_HOLDING: u32 = 8;
+/// After so many attempts in a row that have lost a page the next one holds copies.
+const LOSSES_BEFORE_HOLDING: u32 = 8;
 /// What must not be left undone is tried again so often, if memory for it is refused.
 const REFUSALS_MAX: u32 = 20;
 
@@ -110,7 +110,7 @@ pub async fn execute<A: Access, O: Operation<Plugin = A::Plugin>>(
         from = restarts.start_after(&interrupt);
         restarts.back_off(&access.context().worker, interrupt).await?;
         // Apart from the attempt above, whose outcome would be moved once more.
-        while restarts.loses_pages()
+        while restarts.loses_pages(O::READS_ONLY)
             && let Some(outcome) = hold(access, operation).await
         {
             let interrupt = match outcome {
@@ -212,6 +212,7 @@ pub struct Restarts {
     fruitless_in_a_row: u32,
     repeats_in_a_row: u32,
     moves_in_a_row: u32,
+    conflicts_in_a_row: u32,
 }
 
 impl Restarts {
@@ -221,18 +222,21 @@ impl Restarts {
         Self { root: Some(root), ..Self::default() }
     }
 
-    /// Whether several attempts in a row have lost pages to the cache: then one should [`hold`] copies.
+    /// Whether several attempts in a row have lost pages to the cache: then one should [`hold`] copies. So should now and then one that
+    /// only reads, and loses them to others who change them. Not each: it may be for want of room, and copies take more of that.
     #[inline]
-    pub fn loses_pages(&self) -> bool {
-        self.moves_in_a_row >= MOVES_BEFORE_HOLDING
+    pub fn loses_pages(&self, reads_only: bool) -> bool {
+        let conflicts = if reads_only { self.conflicts_in_a_row } else { 0 };
+        self.moves_in_a_row >= LOSSES_BEFORE_HOLDING || conflicts > 0 && conflicts.is_multiple_of(LOSSES_BEFORE_HOLDING)
     }
 
     /// Where the attempt after an interrupted one begins.
     pub fn start_after(&mut self, interrupt: &Interrupt) -> Start {
         let is_move = matches!(interrupt, Interrupt::Restart(Cause::Moved));
-        let is_unready = matches!(interrupt, Interrupt::Restart(Cause::Again | Cause::Above));
-        let repeats = is_move || is_unready || matches!(interrupt, Interrupt::Restart(Cause::Conflict));
+        let is_conflict = matches!(interrupt, Interrupt::Restart(Cause::Conflict));
+        let repeats = is_move || is_conflict || matches!(interrupt, Interrupt::Restart(Cause::Again | Cause::Above));
         self.moves_in_a_row = if repeats { self.moves_in_a_row + u32::from(is_move) } else { 0 };
+        self.conflicts_in_a_row = if repeats { self.conflicts_in_a_row + u32::from(is_conflict) } else { 0 };
         self.repeats_in_a_row = if repeats { self.repeats_in_a_row + 1 } else { 0 };
         let meets_old = repeats && self.repeats_in_a_row.is_multiple_of(REPEATS_BEFORE_ANEW);
         let is_stale = matches!(interrupt, Interrupt::Restart(Cause::Stale { .. }));

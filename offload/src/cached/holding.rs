@@ -2,15 +2,24 @@
 //!
 //! A page of [`Cached`] is read where it stands: once the cache has moved it, or a link in it, the attempt that holds it has lost
 //! it. Where that happens again and again, an attempt copies each page as it comes, with unswizzled links, as one-sided access
-//! does; a copy is true of the moment it was made. To follow a link or to change a page it looks the page up again, and goes on
-//! only if that still reads as the copy does.
+//! does; a copy is true of the moment it was made. To change a page it looks the page up again, and goes on only if that still
+//! reads as the copy does. To follow a link it does so as well, but there it is enough that the link is still in the page,
+//! whatever else has changed: otherwise an operation that comes back to one page for long would have to begin anew with
+//! each change of it, and never end. That what the link leads to is what the copy promised is for the structure to see, as it
+//! is over one-sided access.
 
-use std::{rc::Rc, sync::atomic::Ordering};
+use std::{
+    cell::{Cell, RefCell},
+    future::poll_fn,
+    rc::Rc,
+    sync::atomic::Ordering,
+    task::{Poll, Waker},
+};
 
 use farlink_runtime::{
     access::{
-        Access, Context, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages, Placement, Plugin, Start, Swap,
-        Unlinked, WordPtr,
+        Access, Cause, Context, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages, Placement, Plugin, Start,
+        Swap, Unlinked, WordPtr,
     },
     error::Error,
     page::SizeClass,
@@ -20,6 +29,11 @@ use super::{Cached, CachedPage, CachedPages};
 
 /// Pages that one attempt holds copies of at a time, at most.
 pub(super) const HELD_MAX: usize = 4096;
+/// Links that one attempt follows at a time: each takes a frame for the parent besides that of the page, and must not keep the others from
+/// theirs where the cache is small.
+const FOLLOWED_AT_A_TIME: usize = 4;
+/// How often a link is followed before it counts as lost to others: more often than they get in between.
+const FOLLOWED_MAX: u32 = 64;
 
 /// [`Cached`] access for one attempt.
 #[derive(Debug)]
@@ -27,6 +41,38 @@ pub(super) struct Holding<P: Plugin> {
     cached: Cached<P>,
     /// Each copy shares it, so that they are counted.
     held: Rc<()>,
+    turns: Turns,
+}
+
+/// Who follows a link, and who waits for that.
+#[derive(Debug, Default)]
+struct Turns {
+    taken: Cell<usize>,
+    waiting: RefCell<Vec<Waker>>,
+}
+
+impl Turns {
+    async fn take(&self) -> Turn<'_> {
+        poll_fn(|cx| match self.taken.get() < FOLLOWED_AT_A_TIME {
+            true => Poll::Ready(()),
+            false => {
+                self.waiting.borrow_mut().push(cx.waker().clone());
+                Poll::Pending
+            }
+        })
+        .await;
+        self.taken.set(self.taken.get() + 1);
+        Turn(self)
+    }
+}
+
+struct Turn<'a>(&'a Turns);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.taken.set(self.0.taken.get() - 1);
+        self.0.waiting.take().into_iter().for_each(Waker::wake);
+    }
 }
 
 /// A copy of a page.
@@ -61,7 +107,7 @@ impl PageRef for HeldPage {
 
 impl<P: Plugin> Holding<P> {
     pub(super) fn new(cached: &Cached<P>) -> Self {
-        Self { cached: cached.clone(), held: Rc::default() }
+        Self { cached: cached.clone(), held: Rc::default(), turns: Turns::default() }
     }
 
     fn copy(&self, page: &CachedPage<'_, P>) -> Result<HeldPage, Interrupt> {
@@ -78,6 +124,26 @@ impl<P: Plugin> Holding<P> {
         match self.cached.snapshot(&page)? == copy.words {
             true => Ok(page),
             false => Err(Interrupt::conflict()),
+        }
+    }
+
+    /// The page that a link of a copy leads to. `None`: whoever changes the parent all the time was faster.
+    async fn followed(&self, from: &HeldPage, link: Link, hint: Hint) -> Result<Option<HeldPage>, Interrupt> {
+        let parent = self.cached.open(Start::Page(from.link)).await?;
+        let Ok(now) = self.cached.snapshot(&parent) else { return Ok(None) };
+        let link = match P::links(&*now).find(|&index| now.get(index) == Some(&link.word())) {
+            // As it stands there: a swizzled one is not in the table.
+            Some(index) => parent.read(|words| words.get(index).map(|word| word.load(Ordering::Relaxed))),
+            // To the right, say: nothing tells where it stands.
+            None => Ok((now == from.words).then_some(link.word())),
+        };
+        let Ok(link) = link else { return Ok(None) };
+        let link = link.map(Link::from_word).ok_or(Interrupt::conflict())?;
+        // Without letting others run first, who would change the parent.
+        match self.cached.following(&parent, link, hint).fetch().await {
+            Ok(page) => self.copy(&page).map(Some),
+            Err(Interrupt::Restart(Cause::Conflict | Cause::Moved)) if parent.read(|_| ()).is_err() => Ok(None),
+            Err(interrupt) => Err(interrupt),
         }
     }
 }
@@ -100,15 +166,13 @@ impl<P: Plugin> Access for Holding<P> {
     }
 
     async fn follow(&self, from: &HeldPage, link: Link, hint: Hint) -> Result<HeldPage, Interrupt> {
-        let parent = self.page_of(from).await?;
-        // The link as it stands there now: a swizzled one is not in the table.
-        let index = P::links(&*from.words).find(|&index| from.words.get(index) == Some(&link.word()));
-        let live = match index {
-            Some(index) => parent.read(|words| words.get(index).map(|word| word.load(Ordering::Relaxed)))?,
-            None => None,
-        };
-        let page = self.cached.follow(&parent, live.map_or(link, Link::from_word), hint).await?;
-        self.copy(&page)
+        let _turn = self.turns.take().await;
+        for _ in 0..FOLLOWED_MAX {
+            if let Some(page) = self.followed(from, link, hint).await? {
+                return Ok(page);
+            }
+        }
+        Err(Interrupt::conflict())
     }
 
     async fn change<'a, R>(

@@ -33,6 +33,9 @@
 //!    Moves stay below one parent, whose own box is that of all its children's entries: above it nothing has to be enlarged
 //!    first, nor shrunk last.
 //!
+//! In none of this P has to be as it was when the search goes on from it to C: C's stamp proves what P has said. So a search goes by
+//! copies of pages, and need not begin anew because others change the root.
+//!
 //! A copy of P from a cache may be old, and its box of C too small: nothing shows that, so a search validates what it went by
 //! before it answers ([`Access::validate`]).
 //!

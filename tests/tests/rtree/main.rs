@@ -4,6 +4,7 @@
 
 mod brute_force;
 mod checker;
+mod edge;
 mod entries;
 mod faults;
 mod joins;
