@@ -34,7 +34,7 @@ use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 use crate::{
     model::{same, some},
-    promise::{come_move_and_go, lasting, searches_meanwhile},
+    promise::{LASTING, come_move_and_go, lasting, searches_meanwhile},
 };
 
 const PARTS: usize = 3;
@@ -182,7 +182,7 @@ fn a_search_keeps_its_promise_while_parts_move() {
     let parts = make_parts(&fabric);
     let owners: Vec<Owner> = (0..PARTS).map(|number| Owner::new(&fabric, &parts, number)).collect();
     let compute = join(&fabric, 9);
-    let lasting = lasting::<2>(seed);
+    let lasting = lasting::<2>(seed, LASTING);
     {
         let worker = compute.worker().unwrap();
         let tree = guest_tree(&worker, &parts);

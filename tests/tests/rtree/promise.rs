@@ -2,17 +2,17 @@
 
 use std::{
     collections::BTreeMap,
-    fmt::Debug,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
-use farlink_offload::{CacheOptions, ComputeCache};
+use farlink_offload::{
+    CacheOptions, ComputeCache, Engine, EngineOptions, Policies,
+    policy::{Choice, Miss, Policy},
+    ship::Registry,
+};
 use farlink_runtime::{
-    access::Access,
+    access::{Access, Region},
     compute::{ComputeOptions, ComputeServer},
     one_sided::{OneSided, Proof},
     operation::Run,
@@ -20,9 +20,10 @@ use farlink_runtime::{
 };
 use farlink_structures::rtree::{Entry, Query, RTree, Rect, Tree};
 use farlink_tests::{
-    backend::{Cluster, FabricProfile},
+    backend::FabricProfile,
     cluster,
     deadlines::{Awaited, Deadlines, PATIENCE},
+    fleet::Fleet,
     settings,
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
@@ -31,19 +32,43 @@ use crate::entries::{Key, a_query, a_rect, key};
 use crate::scene::create;
 
 /// Entries that are there all the time; their payloads are the numbers below.
-const LASTING: u64 = 300;
+pub(crate) const LASTING: u64 = 300;
+/// So many where they are owned, and how large the cache is: it has room for half of the tree, so that operations wait for pages, and
+/// others change meanwhile what they have seen.
+const OWNED: (u64, usize) = (1500, 64 << 10);
 
-/// How a search reaches the tree in `keeps_its_promise`.
-#[derive(Debug, Clone, Copy)]
+/// How searches reach the tree in `keeps_its_promise`, and those who change it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reach {
     OneSided,
+    /// What searches are told is old: changes are one-sided.
     CachedInner,
+    /// All are workers of the owner.
+    Cached,
+    /// So they are, and memory servers do some of it.
+    Engine,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Role {
+    Changes(u64),
+    Searches,
+}
+
+/// Ships now and then.
+#[derive(Debug)]
+struct NowAndThen;
+
+impl Policy for NowAndThen {
+    fn choose(&mut self, miss: &Miss<'_>) -> Choice {
+        if miss.one_in(3) { Choice::SHIP } else { Choice::FETCH }
+    }
 }
 
 /// The entries that are there all the time.
-pub(crate) fn lasting<const D: usize>(seed: u64) -> Vec<Entry<D>> {
+pub(crate) fn lasting<const D: usize>(seed: u64, count: u64) -> Vec<Entry<D>> {
     let mut rng = SmallRng::seed_from_u64(seed);
-    (0..LASTING).map(|number| (a_rect(&mut rng, 2), number)).collect()
+    (0..count).map(|number| (a_rect(&mut rng, 2), number)).collect()
 }
 
 /// Entries of one writer come, move and go in waves, so that pages are split, share entries, are condensed and freed.
@@ -80,7 +105,7 @@ pub(crate) async fn come_move_and_go<A: Run<Plugin = Tree<D>>, const D: usize>(
 }
 
 /// Every search meanwhile has each of the lasting entries once; how many there were.
-pub(crate) async fn searches_meanwhile<A: Run<Plugin = Tree<D>> + Debug, const D: usize>(
+pub(crate) async fn searches_meanwhile<A: Run<Plugin = Tree<D>>, const D: usize>(
     tree: &RTree<A, D>,
     (seed, lasting): (u64, &[Entry<D>]),
     goes_on: impl Fn() -> bool,
@@ -93,24 +118,44 @@ pub(crate) async fn searches_meanwhile<A: Run<Plugin = Tree<D>> + Debug, const D
         let mut counts = BTreeMap::<Key, u64>::new();
         found.iter().for_each(|entry| *counts.entry(key(entry)).or_default() += 1);
         for entry in lasting.iter().filter(|(rect, _)| query.matches(rect)) {
-            assert!(counts.contains_key(&key(entry)), "{entry:?} is missing from {query:?} over {tree:?}");
+            assert!(counts.contains_key(&key(entry)), "{entry:?} is missing from {query:?}");
         }
         for (key, count) in counts {
             // What is moved to and fro may be two entries.
-            let most = if key.1 < LASTING { 1 } else { u64::MAX };
-            assert!(count <= most, "{count} of payload {} in {query:?} over {tree:?}", key.1);
+            let most = if key.1 < lasting.len() as u64 { 1 } else { u64::MAX };
+            assert!(count <= most, "{count} of payload {} in {query:?}", key.1);
         }
         searches += 1;
     }
     searches
 }
 
+/// One worker's part, until it is over; how many searches there were.
+async fn take_part<A: Run<Plugin = Tree<D>>, const D: usize>(
+    access: A,
+    role: Role,
+    (seed, lasting): (u64, &[Entry<D>]),
+    goes_on: impl Fn() -> bool,
+) -> u64 {
+    let tree = RTree::over(access);
+    match role {
+        Role::Changes(number) => {
+            come_move_and_go(&tree, (seed, number), goes_on).await;
+            0
+        }
+        Role::Searches => searches_meanwhile(&tree, (seed, lasting), goes_on).await,
+    }
+}
+
 fn keeps_its_promise<const D: usize>(profile: FabricProfile, reach: Reach) {
     let seed = settings::seed("promise");
-    let lasting = lasting::<D>(seed);
-    let cluster = Cluster::of_this_run(2, 32 << 20, profile).unwrap();
-    let computes: Vec<_> =
-        (0..2).map(|_| ComputeServer::join(Arc::clone(&cluster), ComputeOptions::default()).unwrap()).collect();
+    let owns = matches!(reach, Reach::Cached | Reach::Engine);
+    let (count, cache_bytes) = if owns { OWNED } else { (LASTING, 256 << 10) };
+    let lasting = lasting::<D>(seed, count);
+    let threads = usize::from(reach == Reach::Engine);
+    let fleet = Fleet::start_of(2, 32 << 20, threads, profile, &Registry::new().with::<Tree<D>>()).unwrap();
+    let join = |_| ComputeServer::join(fleet.fabric(), ComputeOptions::default()).unwrap();
+    let computes: Vec<_> = (0..2).map(join).collect();
     let structure = {
         let worker = computes[0].worker().unwrap();
         worker.block_on(async {
@@ -121,7 +166,9 @@ fn keeps_its_promise<const D: usize>(profile: FabricProfile, reach: Reach) {
             tree.access().context().structure.clone()
         })
     };
-    let cache = ComputeCache::<Tree<D>>::new(CacheOptions::new(256 << 10)).unwrap();
+    let mut options = CacheOptions::new(cache_bytes);
+    options.excludes_subtrees = owns;
+    let cache = ComputeCache::<Tree<D>>::new(options).unwrap();
     // A tree at rest shows nothing: all go on until pages have split and merged, and a search is over.
     let directory = cluster::scratch().unwrap();
     let deadlines = Deadlines::new(Awaited { splits: true, merges: true, ..Awaited::default() }, directory.path());
@@ -131,47 +178,67 @@ fn keeps_its_promise<const D: usize>(profile: FabricProfile, reach: Reach) {
         let has_searched = searches_begun.load(Ordering::Relaxed) > 1;
         deadlines.is_over(over_at, 0, counters) && (has_searched || Instant::now() > over_at + PATIENCE)
     };
-    let (searches, changes) = std::thread::scope(|scope| {
-        let mut writers = Vec::new();
-        for number in 0..2u64 {
-            let (compute, structure, is_over) = (&computes[number as usize], &structure, &is_over);
-            writers.push(scope.spawn(move || {
+    let parts = std::thread::scope(|scope| {
+        let begin = |role| {
+            let of_both = usize::from(matches!(role, Role::Changes(1)) && !owns);
+            let (compute, structure, cache, of) = (&computes[of_both], &structure, &cache, (seed, &*lasting));
+            let (is_over, searches_begun) = (&is_over, &searches_begun);
+            scope.spawn(move || {
                 let worker = compute.worker().unwrap();
-                let tree = RTree::<_, D>::over(OneSided::new(&worker, structure.clone(), Proof::Checksum));
-                let goes_on = || !is_over(&|| worker.counters());
-                worker.block_on(come_move_and_go(&tree, (seed, number), goes_on));
-                worker.counters()
-            }));
-        }
-        let (compute, structure, cache, of, is_over) = (&computes[0], &structure, &cache, (seed, &*lasting), &is_over);
-        let (searches_begun, mut changes) = (&searches_begun, Counters::default());
-        let searcher = scope.spawn(move || {
-            let worker = compute.worker().unwrap();
-            let goes_on = || {
-                searches_begun.fetch_add(1, Ordering::Relaxed);
-                !is_over(&Counters::default)
-            };
-            worker.block_on(async {
-                match reach {
-                    Reach::OneSided => {
-                        let one_sided = OneSided::new(&worker, structure.clone(), Proof::Checksum);
-                        searches_meanwhile(&RTree::<_, D>::over(one_sided), of, goes_on).await
+                let goes_on = || match role {
+                    Role::Changes(_) => !is_over(&|| worker.counters()),
+                    Role::Searches => {
+                        searches_begun.fetch_add(1, Ordering::Relaxed);
+                        !is_over(&Counters::default)
                     }
-                    Reach::CachedInner => {
-                        let inner = cache.share(&worker, structure.clone(), Proof::Checksum).unwrap();
-                        searches_meanwhile(&RTree::<_, D>::over(inner), of, goes_on).await
+                };
+                let searches = worker.block_on(async {
+                    let structure = structure.clone();
+                    match (reach, role) {
+                        (Reach::CachedInner, Role::Searches) => {
+                            let shared = cache.share(&worker, structure, Proof::Checksum).unwrap();
+                            take_part(shared, role, of, goes_on).await
+                        }
+                        (Reach::OneSided | Reach::CachedInner, _) => {
+                            let one_sided = OneSided::new(&worker, structure, Proof::Checksum);
+                            take_part(one_sided, role, of, goes_on).await
+                        }
+                        (Reach::Cached | Reach::Engine, _) => {
+                            let owned = cache.own(&worker, structure, Region::everything()).await.unwrap();
+                            if reach == Reach::Cached {
+                                return take_part(owned, role, of, goes_on).await;
+                            }
+                            let options = EngineOptions { level_max: Some(1) };
+                            let engine = Engine::new(owned, Policies::new(NowAndThen), options).unwrap();
+                            let searches = take_part(engine.clone(), role, of, goes_on).await;
+                            println!("{role:?}: {:?}", engine.counts());
+                            searches
+                        }
                     }
-                }
+                });
+                (searches, worker.counters())
             })
-        });
-        writers.into_iter().for_each(|writer| changes += writer.join().unwrap());
-        (searcher.join().unwrap(), changes)
+        };
+        let parts: Vec<_> = [Role::Changes(0), Role::Changes(1), Role::Searches].into_iter().map(begin).collect();
+        parts.into_iter().map(|part| part.join().unwrap()).collect::<Vec<_>>()
     });
-    let Counters { splits, merges, .. } = changes;
-    println!("{searches} searches beside {splits} splits and {merges} merges: {reach:?}, {D} dimensions, {profile:?}");
+    let (mut searches, mut counts) = (0, Counters::default());
+    parts.into_iter().for_each(|(some, of_one)| {
+        searches += some;
+        counts += of_one;
+    });
+    let Counters { reads, restarts, splits, merges, .. } = counts;
+    println!(
+        "{searches} searches beside {splits} splits and {merges} merges, {reads} READs, {restarts} restarts: {reach:?}, {D} dimensions, \
+         {profile:?}"
+    );
     assert!(searches > 0 && splits > 0 && merges > 0, "the test has not tested them");
     let worker = computes[0].worker().unwrap();
     worker.block_on(async {
+        if owns {
+            let owned = cache.own(&worker, structure.clone(), Region::everything()).await.unwrap();
+            owned.close().await.unwrap();
+        }
         let tree = RTree::<_, D>::over(OneSided::new(&worker, structure.clone(), Proof::Checksum));
         let report = tree.check().await.unwrap();
         assert!(report.is_clean(), "{report:?}");
@@ -180,7 +247,7 @@ fn keeps_its_promise<const D: usize>(profile: FabricProfile, reach: Reach) {
 
 pub(crate) fn keeps_its_promise_in<const D: usize>() {
     for profile in [FabricProfile::Fast, FabricProfile::Nasty] {
-        for reach in [Reach::OneSided, Reach::CachedInner] {
+        for reach in [Reach::OneSided, Reach::CachedInner, Reach::Cached, Reach::Engine] {
             keeps_its_promise::<D>(profile, reach);
         }
     }
