@@ -42,6 +42,7 @@ pub(super) trait Search<const D: usize>: Operation<Plugin = Tree<D>> {
 struct Attempt<'a, A: Access<Plugin = Tree<D>>, const D: usize> {
     access: &'a A,
     find: Find<D>,
+    rereads_max: u8,
     /// Entries that are wanted; if not all, the first in the query's order.
     limit: usize,
     /// In the query's order, if one is asked for.
@@ -78,7 +79,9 @@ pub(super) async fn run<A: Access<Plugin = Tree<D>>, S: Search<D>, const D: usiz
     search: &S,
 ) -> Result<S::Output, Interrupt> {
     let page = access.open(from).await?;
-    match begin(access, search, page)? {
+    // Where a page may be an old copy, the same one would come again: the next attempt gets another.
+    let rereads_max = if A::VALIDATES && from != Start::Anew { 0 } else { REREADS_MAX };
+    match begin(access, search, page, rereads_max)? {
         Begun::Done(output) => Ok(output),
         Begun::Waits(attempt, next) => go_on(search, attempt, next).await,
     }
@@ -96,8 +99,9 @@ fn begin<'a, A: Access<Plugin = Tree<D>>, S: Search<D>, const D: usize>(
     access: &'a A,
     search: &S,
     page: A::Page<'a>,
+    rereads_max: u8,
 ) -> Result<Begun<'a, A, S::Output, D>, Interrupt> {
-    let mut attempt = Attempt::new(access, search.find());
+    let mut attempt = Attempt::new(access, search.find(), rereads_max);
     attempt.enter::<S>(page, None)?;
     let mut ahead = None;
     loop {
@@ -148,10 +152,11 @@ async fn go_on<'a, A: Access<Plugin = Tree<D>>, S: Search<D>, const D: usize>(
 impl<'a, A: Access<Plugin = Tree<D>>, const D: usize> Attempt<'a, A, D> {
     // As large as it is, it is made where it stays.
     #[inline(always)]
-    fn new(access: &'a A, find: Find<D>) -> Self {
+    fn new(access: &'a A, find: Find<D>, rereads_max: u8) -> Self {
         Self {
             access,
             find,
+            rereads_max,
             limit: usize::try_from(find.limit).unwrap_or(usize::MAX).max(1),
             ordered: BinaryHeap::new(),
             beyond: Vec::new(),
@@ -352,7 +357,7 @@ impl<'a, A: Access<Plugin = Tree<D>>, const D: usize> Attempt<'a, A, D> {
     #[inline(never)]
     fn reread<S: Search<D>>(&mut self, visit: u32, why: Interrupt) -> Result<(), Interrupt> {
         let Interrupt::Restart(Cause::Stale { .. } | Cause::Conflict) = why else { return Err(why) };
-        let Some(again) = self.visits.read_again(visit, REREADS_MAX) else { return Err(why) };
+        let Some(again) = self.visits.read_again(visit, self.rereads_max) else { return Err(why) };
         match self.is_ordered() {
             true => self.ordered.push(again),
             false => self.unordered.push(again),

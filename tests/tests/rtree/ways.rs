@@ -51,6 +51,36 @@ fn an_old_copy_of_a_page_above_hides_nothing() {
     });
 }
 
+/// A leaf has been condensed, and the cache does not know. The page above is not read again in vain: a search begins anew, and reads each
+/// page once more.
+#[test]
+fn an_old_copy_of_a_page_above_costs_one_retry() {
+    const ENTRIES: u64 = 1000;
+    let scene = scene(32 << 20);
+    let cache = ComputeCache::<Tree>::new(CacheOptions::new(1 << 20)).unwrap();
+    scene.worker.block_on(async {
+        let point = |at: u64| Rect::point([at as f64, 0.0]).unwrap();
+        let writer = create::<2>(&scene.worker).await.unwrap();
+        writer.bulk_load((0..ENTRIES).map(|at| (point(at), at)), 0.9).await.unwrap();
+        let report = writer.check().await.unwrap();
+        assert!(report.height() > 2, "above that page there has to be one");
+        let structure = writer.access().context().structure.clone();
+        let reader = RTree::<_, 2>::over(cache.share(&scene.worker, structure, Proof::Checksum).unwrap());
+        assert_eq!(reader.len().await.unwrap(), ENTRIES);
+        // The leaves on the left, which a search comes to last.
+        let mut gone = 0;
+        while scene.worker.counters().merges == 0 {
+            assert!(writer.delete(point(gone), gone).await.unwrap());
+            gone += 1;
+        }
+        let before = scene.worker.counters();
+        assert_eq!(reader.len().await.unwrap(), ENTRIES - gone);
+        let Counters { reads, restarts, .. } = scene.worker.counters() - before;
+        assert_eq!(restarts, 1);
+        assert!(reads <= 2 * report.pages(), "{reads} READs, and there are {} pages", report.pages());
+    });
+}
+
 /// Whoever checks a tree over a cache looks at it as it is.
 #[test]
 fn a_checker_trusts_no_old_copy() {
