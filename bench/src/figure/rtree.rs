@@ -221,8 +221,11 @@ impl<'a> Loaded<'a> {
             }
         }
         let levels = self.report.height() as u64;
-        let is_so = most <= levels + BEYOND_LEVELS_MOST;
-        let problem = (!is_so).then(|| format!("one waits for {most} round trips, in a tree of {levels} levels"));
+        let problem = match fit {
+            0 => Some(format!("the pages of none fit a window of {}", self.args.window)),
+            _ if most <= levels + BEYOND_LEVELS_MOST => None,
+            _ => Some(format!("one waits for {most} round trips, in a tree of {levels} levels")),
+        };
         let name = "searches at 1e-2 whose pages fit the window wait for at most levels + 2 round trips";
         Ok(CheckRow::new(name, problem).count("searches", fit).count("most", most).count("levels", levels))
     }

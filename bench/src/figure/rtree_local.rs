@@ -218,7 +218,8 @@ impl Race<'_> {
 
     fn checks(&self) -> Vec<CheckRow> {
         let mut all = Vec::new();
-        for work in Work::ALL {
+        // A load answers nothing: what is asked later tells whether all is there.
+        for work in Work::ALL.into_iter().filter(|work| *work != Work::Load) {
             let records = &self.records[work as usize];
             let differs = |(_, record): &(_, &Record)| record.ops > 0 && record.answers != records[0].answers;
             let wrong: Vec<&str> = INDEXES.iter().zip(records).filter(differs).map(|((name, _), _)| *name).collect();
