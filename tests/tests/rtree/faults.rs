@@ -20,6 +20,8 @@ pub(crate) enum Fault {
     ReinsertsInTwo,
     /// Boxes above get smaller in one change, and entries that are outside of them move in the next one.
     ShrinksFirst,
+    /// Pages whose entries have moved keep their links to the right.
+    KeepsRightLinks,
     /// None of the tree's, but a memory server's: operations begin below the root and change one page.
     IsBelow,
 }
@@ -138,6 +140,14 @@ impl Recorded {
             condensed: count.condensed + u32::from(frees),
             ..count
         });
+    }
+
+    /// Breaks the rule that pages whose entries have moved forget their right links.
+    pub(crate) fn keep_right_links(&mut self, fault: Fault) {
+        if fault == Fault::KeepsRightLinks && !self.splits() {
+            let moved = self.before.iter().zip(&mut self.pages).filter(|(before, after)| before[STAMP] != after[STAMP]);
+            moved.for_each(|(before, after)| after[RIGHT] = before[RIGHT]);
+        }
     }
 
     fn splits(&self) -> bool {

@@ -1,12 +1,14 @@
 //! The R-tree: every answer equals brute force, a search keeps its promise, and it passes the conformance kit.
 //!
-//! `steps.rs` takes operations step by step (`stepped.rs`), over the tree as it is and with a rule broken (`faults.rs`).
+//! `steps.rs` takes operations step by step, and `interleaved.rs` many at a time (both over `stepped.rs`), over the tree as it is and
+//! with a rule broken (`faults.rs`).
 
 mod brute_force;
 mod checker;
 mod edge;
 mod entries;
 mod faults;
+mod interleaved;
 mod joins;
 mod kit;
 mod loops;

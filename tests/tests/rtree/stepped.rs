@@ -13,13 +13,14 @@ use std::{
 
 use farlink_runtime::{
     access::{
-        Access, Context, Direction, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages, PagesMut, Placement,
-        Start, Swap, Unlinked, WordPtr, Words,
+        Access, Context, Direction, FastPath, Forked, Hint, Interrupt, Link, NewPage, Operation, PageRef, Pages,
+        PagesMut, Placement, Start, Swap, Unlinked, WordPtr, Words,
     },
     error::Error,
     page::SizeClass,
 };
 use farlink_structures::rtree::Tree;
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 use crate::faults::{Children, Fault, RIGHT, Recorded, STAMP, Steps};
 
@@ -120,12 +121,19 @@ pub(crate) struct Stepped<A> {
     fault: Fault,
     steps_at: StepsAt,
     gate: Rc<Gate>,
+    /// Says which parts are done elsewhere.
+    ships: Option<RefCell<SmallRng>>,
 }
 
 impl<A> Stepped<A> {
     pub(crate) fn new(inner: A, fault: Fault, steps_at: StepsAt) -> (Self, Rc<Gate>) {
         let gate = Rc::new(Gate::default());
-        (Self { inner, fault, steps_at, gate: Rc::clone(&gate) }, gate)
+        (Self { inner, fault, steps_at, gate: Rc::clone(&gate), ships: None }, gate)
+    }
+
+    /// Half of what can be done elsewhere is done there: over the access below, from the page on where it is to begin, and as one step.
+    pub(crate) fn shipping(self, seed: u64) -> Self {
+        Self { ships: Some(RefCell::new(SmallRng::seed_from_u64(seed))), ..self }
     }
 }
 
@@ -152,6 +160,8 @@ impl<P: PageRef> PageRef for Copied<P> {
     }
 
     fn read<R>(&self, f: impl FnOnce(&[u64]) -> R) -> Result<R, Interrupt> {
+        // Where it is no copy, it may be another one by now.
+        self.inner.read(|_| ())?;
         Ok(f(&self.words))
     }
 }
@@ -225,6 +235,26 @@ impl<A: Access<Plugin = Tree<D>> + 'static, const D: usize> Access for Stepped<A
         Ok(page)
     }
 
+    async fn fork_one<'a, O: Operation<Plugin = Tree<D>>>(
+        &'a self,
+        from: &Copied<A::Page<'a>>,
+        link: Link,
+        part: &O,
+    ) -> Result<Forked<Copied<A::Page<'a>>, O::Output>, Interrupt> {
+        if self.ships.as_ref().is_some_and(|rng| rng.borrow_mut().random()) {
+            let at = match link.remote() {
+                Some(_) => link,
+                None => self.inner.follow(&from.inner, link, Hint::DOWN).await?.link(),
+            };
+            match self.reads(part.run(&self.inner, Start::Page(at))).await {
+                Ok(output) => return Ok(Forked::Done(output)),
+                Err(Interrupt::Restart(_)) => {}
+                Err(interrupt) => return Err(interrupt),
+            }
+        }
+        self.follow(from, link, Hint::DOWN).await.map(Forked::Page)
+    }
+
     async fn validate<'a>(&'a self, pages: &[&Self::Page<'a>]) -> Result<(), Interrupt> {
         let pages: Vec<_> = pages.iter().map(|page| &page.inner).collect();
         self.inner.validate(&pages).await
@@ -247,6 +277,7 @@ impl<A: Access<Plugin = Tree<D>> + 'static, const D: usize> Access for Stepped<A
         let mut recorded = Recorded::new(slots, before, new.len(), &self.context().structure);
         let result = f(&mut recorded);
         recorded.count(&self.gate.steps);
+        recorded.keep_right_links(self.fault);
         let early = recorded.early::<D>(self.fault);
         if !early.is_empty() {
             let set = |pages: &mut A::PagesMut<'a>| {

@@ -32,10 +32,39 @@ const OPERATIONS_DEEP: usize = 190;
 
 /// An operation, and the entries that come and go with it.
 #[derive(Debug, Clone, Copy)]
-enum Op<const D: usize> {
+pub(crate) enum Op<const D: usize> {
     Insert(Entry<D>),
     Delete(Entry<D>),
     Update(Entry<D>, Rect<D>),
+}
+
+impl<const D: usize> Op<D> {
+    /// What goes with it, and what comes.
+    pub(crate) fn gone_and_come(&self) -> (Option<Entry<D>>, Option<Entry<D>>) {
+        match *self {
+            Self::Insert(entry) => (None, Some(entry)),
+            Self::Delete(entry) => (Some(entry), None),
+            Self::Update(entry, to) => (Some(entry), Some((to, entry.1))),
+        }
+    }
+
+    /// Whether it was done.
+    pub(crate) async fn run(self, on: &RTree<impl Access<Plugin = Tree<D>>, D>) -> Result<bool, Error> {
+        match self {
+            Self::Insert((rect, payload)) => on.insert(rect, payload).await.map(|()| true),
+            Self::Delete((rect, payload)) => on.delete(rect, payload).await,
+            Self::Update((rect, payload), to) => on.update(rect, payload, to).await,
+        }
+    }
+}
+
+/// What a search has to find.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Expected<const D: usize> {
+    /// All that is there all the time.
+    pub(crate) lasting: BTreeMap<Key, Entry<D>>,
+    /// What it may find, or not.
+    pub(crate) touched: Vec<Entry<D>>,
 }
 
 /// A tree, and what it holds but for what an operation in between does.
@@ -43,16 +72,14 @@ struct Steppable<const D: usize> {
     worker: Handle,
     structure: Structure,
     fault: Fault,
-    lasting: BTreeMap<Key, Entry<D>>,
-    /// What a search may find, or not.
-    touched: Vec<Entry<D>>,
+    there: Expected<D>,
     searches: u64,
     steps: Steps,
 }
 
 /// What a search of everything asks for.
 #[derive(Debug, Clone, Copy)]
-enum Ask<const D: usize> {
+pub(crate) enum Ask<const D: usize> {
     All,
     /// So many, in the query's order.
     First(Query<D>, usize),
@@ -63,7 +90,7 @@ enum Ask<const D: usize> {
 
 impl<const D: usize> Ask<D> {
     /// One that is cut, or counts.
-    fn other(number: u64) -> Self {
+    pub(crate) fn other(number: u64) -> Self {
         let everything = Query::Intersects(Rect::EVERYTHING);
         match number % 4 {
             0 => Self::First(everything, 12),
@@ -74,7 +101,7 @@ impl<const D: usize> Ask<D> {
     }
 
     /// The entries, or their number.
-    async fn answer(self, tree: RTree<Stepped<OneSided<Tree<D>>>, D>) -> Result<(Vec<Entry<D>>, u64), Error> {
+    pub(crate) async fn answer(self, tree: RTree<impl Access<Plugin = Tree<D>>, D>) -> Answer<D> {
         let entries = match self {
             Self::All => tree.search(Query::Intersects(Rect::EVERYTHING)).all().await?,
             Self::First(query, count) => tree.search(query).take(count).await?,
@@ -91,7 +118,57 @@ impl<const D: usize> Ask<D> {
     }
 }
 
-type Found<'a, const D: usize> = (Ask<D>, Driven<'a, Result<(Vec<Entry<D>>, u64), Error>>);
+/// The entries that were found, or their number.
+pub(crate) type Answer<const D: usize> = Result<(Vec<Entry<D>>, u64), Error>;
+
+type Found<'a, const D: usize> = (Ask<D>, Driven<'a, Answer<D>>);
+
+impl<const D: usize> Expected<D> {
+    /// This goes meanwhile, and that comes.
+    pub(crate) fn touch(&mut self, (gone, come): (Option<Entry<D>>, Option<Entry<D>>)) {
+        if let Some(entry) = &gone {
+            self.lasting.remove(&key(entry));
+        }
+        self.touched.extend(gone.into_iter().chain(come));
+    }
+
+    /// Each entry that is there all the time is among those found, once; any other one is one that may be there. Of those that
+    /// are asked for, that is: `most`, in the query's order.
+    fn judge(&self, query: &Query<D>, most: usize, found: Vec<Entry<D>>) -> Result<(), String> {
+        let mut counts = BTreeMap::<Key, u64>::new();
+        found.iter().for_each(|entry| *counts.entry(key(entry)).or_default() += 1);
+        let last = found.last().filter(|_| found.len() >= most);
+        for (key, entry) in self.lasting.iter().filter(|(_, (rect, _))| query.matches(rect)) {
+            let count = counts.remove(key).unwrap_or(0);
+            if count != 1 && (count > 1 || last.is_none_or(|last| order(query, entry, last).is_lt())) {
+                return Err(format!("{count} of {entry:?} in {query:?}, {most} at most"));
+            }
+        }
+        for (other, count) in counts {
+            if count != 1 || !self.touched.iter().any(|entry| key(entry) == other) {
+                return Err(format!("{count} of {other:?}, which is not there, in {query:?}, {most} at most"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The same of what was asked for.
+    pub(crate) fn judge_answer(&self, ask: Ask<D>, answer: Answer<D>) -> Result<(), String> {
+        let (found, count) = answer.map_err(|error| error.to_string())?;
+        match ask {
+            Ask::All => self.judge(&Query::Intersects(Rect::EVERYTHING), usize::MAX, found),
+            Ask::First(query, most) => self.judge(&query, most, found),
+            Ask::Each(query) => self.judge(&query, usize::MAX, found),
+            Ask::Count => {
+                let (least, touched) = (self.lasting.len() as u64, self.touched.len() as u64);
+                match (least..=least + touched).contains(&count) {
+                    true => Ok(()),
+                    false => Err(format!("{count} are counted, not {least} and up to {touched} more")),
+                }
+            }
+        }
+    }
+}
 
 impl<const D: usize> Steppable<D> {
     fn stepped(&self, steps_at: StepsAt) -> (RTree<Stepped<OneSided<Tree<D>>>, D>, Rc<Gate>) {
@@ -124,40 +201,9 @@ impl<const D: usize> Steppable<D> {
         searches
     }
 
-    /// Each entry that is there all the time is among those found, once; any other one is one that may be there. Of those that
-    /// are asked for, that is: `most`, in the query's order.
-    fn judge(&self, query: &Query<D>, most: usize, found: Vec<Entry<D>>) -> Result<(), String> {
-        let mut counts = BTreeMap::<Key, u64>::new();
-        found.iter().for_each(|entry| *counts.entry(key(entry)).or_default() += 1);
-        let last = found.last().filter(|_| found.len() >= most);
-        for (key, entry) in self.lasting.iter().filter(|(_, (rect, _))| query.matches(rect)) {
-            let count = counts.remove(key).unwrap_or(0);
-            if count != 1 && (count > 1 || last.is_none_or(|last| order(query, entry, last).is_lt())) {
-                return Err(format!("{count} of {entry:?} in {query:?}, {most} at most"));
-            }
-        }
-        for (other, count) in counts {
-            if count != 1 || !self.touched.iter().any(|entry| key(entry) == other) {
-                return Err(format!("{count} of {other:?}, which is not there, in {query:?}, {most} at most"));
-            }
-        }
-        Ok(())
-    }
-
     async fn finish(&self, searches: impl IntoIterator<Item = Found<'static, D>>) -> Result<(), String> {
         for (ask, search) in searches {
-            let (found, count) = search.finish().await.map_err(|error| error.to_string())?;
-            match ask {
-                Ask::All => self.judge(&Query::Intersects(Rect::EVERYTHING), usize::MAX, found)?,
-                Ask::First(query, most) => self.judge(&query, most, found)?,
-                Ask::Each(query) => self.judge(&query, usize::MAX, found)?,
-                Ask::Count => {
-                    let (least, touched) = (self.lasting.len() as u64, self.touched.len() as u64);
-                    if !(least..=least + touched).contains(&count) {
-                        return Err(format!("{count} are counted, not {least} and up to {touched} more"));
-                    }
-                }
-            }
+            self.there.judge_answer(ask, search.finish().await)?;
         }
         Ok(())
     }
@@ -165,12 +211,12 @@ impl<const D: usize> Steppable<D> {
     /// Looks for every entry by itself, with all that is as it is.
     async fn look(&mut self) -> Result<(), String> {
         let (tree, _) = self.stepped(StepsAt::Nothing);
-        let rects: Vec<_> = self.lasting.values().chain(&self.touched).map(|(rect, _)| *rect).collect();
+        let rects: Vec<_> = self.there.lasting.values().chain(&self.there.touched).map(|(rect, _)| *rect).collect();
         for rect in rects {
             let query = Query::Within(rect);
             let found = tree.search(query).all().await.map_err(|error| error.to_string())?;
             self.searches += 1;
-            self.judge(&query, usize::MAX, found)?;
+            self.there.judge(&query, usize::MAX, found)?;
         }
         Ok(())
     }
@@ -178,22 +224,10 @@ impl<const D: usize> Steppable<D> {
     /// Takes an operation step by step.
     async fn take(&mut self, op: Op<D>) -> Result<(), String> {
         let (tree, gate) = self.stepped(StepsAt::Changes);
-        let (gone, come) = match op {
-            Op::Insert(entry) => (None, Some(entry)),
-            Op::Delete(entry) => (Some(entry), None),
-            Op::Update(entry, to) => (Some(entry), Some((to, entry.1))),
-        };
-        if let Some(entry) = &gone {
-            self.lasting.remove(&key(entry));
-        }
-        self.touched = gone.into_iter().chain(come).collect();
-        let mut change = Driven::new(&gate, async move {
-            match op {
-                Op::Insert((rect, payload)) => tree.insert(rect, payload).await.map(|()| true),
-                Op::Delete((rect, payload)) => tree.delete(rect, payload).await,
-                Op::Update((rect, payload), to) => tree.update(rect, payload, to).await,
-            }
-        });
+        let (gone, come) = op.gone_and_come();
+        self.there.touched.clear();
+        self.there.touch((gone, come));
+        let mut change = Driven::new(&gate, async move { op.run(&tree).await });
         // Some searches see one step of the change, others all that are left of it.
         let mut longer = Vec::new();
         let mut is_done = change.next_step().await;
@@ -210,8 +244,8 @@ impl<const D: usize> Steppable<D> {
         if !matches!(is_done, Some(Ok(true))) {
             return Err(format!("{op:?} has come to {is_done:?}"));
         }
-        self.touched = come.into_iter().collect();
-        self.lasting.extend(come.map(|entry| (key(&entry), entry)));
+        self.there.touched = come.into_iter().collect();
+        self.there.lasting.extend(come.map(|entry| (key(&entry), entry)));
         self.look().await?;
         let steps = gate.steps.get();
         self.steps.all += steps.all;
@@ -223,7 +257,7 @@ impl<const D: usize> Steppable<D> {
 }
 
 /// Mostly to the right of what came before: pages at the edge of a row have entries that suit those of another row better.
-fn in_rows<const D: usize>(rng: &mut SmallRng, number: usize) -> Rect<D> {
+pub(crate) fn in_rows<const D: usize>(rng: &mut SmallRng, number: usize) -> Rect<D> {
     let rect = a_rect::<D>(rng, 3);
     if rng.random_ratio(1, 4) {
         return rect;
@@ -243,13 +277,12 @@ fn run<const D: usize>(seed: u64, operations: usize, fault: Fault) -> Result<(u6
     let mut rng = SmallRng::seed_from_u64(seed);
     worker.block_on(async {
         let structure = create::<D>(&worker).await.unwrap().access().context().structure.clone();
-        let (lasting, touched, steps) = (BTreeMap::new(), Vec::new(), Steps::default());
-        let mut tree =
-            Steppable::<D> { worker: Handle::clone(&worker), structure, fault, lasting, touched, searches: 0, steps };
+        let (there, steps) = (Expected::default(), Steps::default());
+        let mut tree = Steppable::<D> { worker: Handle::clone(&worker), structure, fault, there, searches: 0, steps };
         for number in 0..operations {
             let grows = number < operations * 3 / 5;
-            let (new, at) = (in_rows(&mut rng, number), rng.random_range(0..tree.lasting.len().max(1)));
-            let op = match tree.lasting.values().nth(at).copied() {
+            let (new, at) = (in_rows(&mut rng, number), rng.random_range(0..tree.there.lasting.len().max(1)));
+            let op = match tree.there.lasting.values().nth(at).copied() {
                 Some(known) if rng.random_ratio(1, 6) => Op::Update(known, new),
                 Some(known) if rng.random_ratio(if grows { 1 } else { 9 }, 10) => Op::Delete(known),
                 _ => Op::Insert((new, number as u64)),
@@ -260,7 +293,7 @@ fn run<const D: usize>(seed: u64, operations: usize, fault: Fault) -> Result<(u6
     })
 }
 
-fn seeds() -> Range<u64> {
+pub(crate) fn seeds() -> Range<u64> {
     let (first, seeds) = (settings::from_env("FARLINK_TEST_SEED", 0), settings::from_env("FARLINK_STEP_SEEDS", 1));
     first..first + seeds
 }
