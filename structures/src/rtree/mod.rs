@@ -200,7 +200,9 @@ impl<A: Access<Plugin = Tree<D>> + Clone + 'static, const D: usize> RTree<A, D> 
     /// the future is dropped; if it fails, the tree stays empty.
     ///
     /// # Errors
-    /// If the tree is not empty, a rectangle is not finite, `fill` is out of range, or remote memory is full.
+    /// If the tree is not empty, a rectangle is not finite, `fill` is out of range, or remote memory is full. A tree whose last entries
+    /// have gone by deletes that were dropped midway may still have pages, and counts as not empty until something is inserted and
+    /// deleted again.
     /// [`Error::NotRecorded`] if the log of an owner is not written: all may be loaded then, and be recorded later.
     pub async fn bulk_load(&self, entries: impl IntoIterator<Item = Entry<D>>, fill: f64) -> Result<u64, Error> {
         bulk::load(&self.access, entries.into_iter().collect(), fill).await
