@@ -111,7 +111,7 @@ pub async fn execute<A: Access, O: Operation<Plugin = A::Plugin>>(
         restarts.back_off(&access.context().worker, interrupt).await?;
         // Apart from the attempt above, whose outcome would be moved once more.
         while restarts.loses_pages(O::READS_ONLY)
-            && let Some(outcome) = hold(access, operation).await
+            && let Some(outcome) = hold(access, operation, from, &restarts).await
         {
             let interrupt = match outcome {
                 Ok(output) => return settled(access, operation, output).await,
@@ -145,8 +145,22 @@ pub type Held<'a, T> = Pin<Box<dyn Future<Output = Option<Result<T, Interrupt>>>
 /// An attempt that holds copies of its pages, where that makes a difference. Boxed: it is rare.
 #[cold]
 #[inline(never)]
-pub fn hold<'a, A: Access, O: Operation<Plugin = A::Plugin>>(access: &'a A, operation: &'a O) -> Held<'a, O::Output> {
-    Box::pin(access.run_holding(operation))
+pub fn hold<'a, A: Access, O: Operation<Plugin = A::Plugin>>(
+    access: &'a A,
+    operation: &'a O,
+    from: Start,
+    restarts: &Restarts,
+) -> Held<'a, O::Output> {
+    let has_lost_to_others = !restarts.loses_pages(false);
+    Box::pin(async move {
+        match access.run_holding(operation, from).await? {
+            // The cache may have room for all of them.
+            Err(Interrupt::Failed(error)) if has_lost_to_others && matches!(*error, Error::TooManyPages { .. }) => {
+                Some(Err(Interrupt::conflict()))
+            }
+            outcome => Some(outcome),
+        }
+    })
 }
 
 /// Best-effort cleanup behind an operation that has had its effect: repeats an attempt so many times at most, whatever comes of

@@ -8,13 +8,7 @@
 //! each change of it, and never end. That what the link leads to is what the copy promised is for the structure to see, as it
 //! is over one-sided access.
 
-use std::{
-    cell::{Cell, RefCell},
-    future::poll_fn,
-    rc::Rc,
-    sync::atomic::Ordering,
-    task::{Poll, Waker},
-};
+use std::{cell::Cell, rc::Rc, sync::atomic::Ordering};
 
 use farlink_runtime::{
     access::{
@@ -32,6 +26,8 @@ pub(super) const HELD_MAX: usize = 4096;
 /// Links that one attempt follows at a time: each takes a frame for the parent besides that of the page, and must not keep the others from
 /// theirs where the cache is small.
 const FOLLOWED_AT_A_TIME: usize = 4;
+/// Without room it is a conflict, after which the next attempt begins.
+const TURN_WAITS_MAX: u32 = 64;
 /// How often a link is followed before it counts as lost to others: more often than they get in between.
 const FOLLOWED_MAX: u32 = 64;
 
@@ -41,37 +37,16 @@ pub(super) struct Holding<P: Plugin> {
     cached: Cached<P>,
     /// Each copy shares it, so that they are counted.
     held: Rc<()>,
-    turns: Turns,
+    /// Links that are followed now.
+    followed: Cell<usize>,
 }
 
-/// Who follows a link, and who waits for that.
-#[derive(Debug, Default)]
-struct Turns {
-    taken: Cell<usize>,
-    waiting: RefCell<Vec<Waker>>,
-}
-
-impl Turns {
-    async fn take(&self) -> Turn<'_> {
-        poll_fn(|cx| match self.taken.get() < FOLLOWED_AT_A_TIME {
-            true => Poll::Ready(()),
-            false => {
-                self.waiting.borrow_mut().push(cx.waker().clone());
-                Poll::Pending
-            }
-        })
-        .await;
-        self.taken.set(self.taken.get() + 1);
-        Turn(self)
-    }
-}
-
-struct Turn<'a>(&'a Turns);
+/// A link that is followed.
+struct Turn<'a>(&'a Cell<usize>);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.0.taken.set(self.0.taken.get() - 1);
-        self.0.waiting.take().into_iter().for_each(Waker::wake);
+        self.0.set(self.0.get() - 1);
     }
 }
 
@@ -107,7 +82,7 @@ impl PageRef for HeldPage {
 
 impl<P: Plugin> Holding<P> {
     pub(super) fn new(cached: &Cached<P>) -> Self {
-        Self { cached: cached.clone(), held: Rc::default(), turns: Turns::default() }
+        Self { cached: cached.clone(), held: Rc::default(), followed: Cell::new(0) }
     }
 
     fn copy(&self, page: &CachedPage<'_, P>) -> Result<HeldPage, Interrupt> {
@@ -116,6 +91,18 @@ impl<P: Plugin> Holding<P> {
         }
         let (link, level, kind) = (page.link(), page.level(), page.kind());
         Ok(HeldPage { link, level, kind, words: self.cached.snapshot(page)?, _held: Rc::clone(&self.held) })
+    }
+
+    /// Waits until few links are followed; not for ever, for those may be of futures that nobody polls until this one is done.
+    async fn turn(&self) -> Turn<'_> {
+        for attempt in 0..TURN_WAITS_MAX {
+            if self.followed.get() < FOLLOWED_AT_A_TIME {
+                break;
+            }
+            self.cached.worker().back_off(attempt).await;
+        }
+        self.followed.set(self.followed.get() + 1);
+        Turn(&self.followed)
     }
 
     /// The page that a copy is of, if it still is as it was.
@@ -166,7 +153,7 @@ impl<P: Plugin> Access for Holding<P> {
     }
 
     async fn follow(&self, from: &HeldPage, link: Link, hint: Hint) -> Result<HeldPage, Interrupt> {
-        let _turn = self.turns.take().await;
+        let _turn = self.turn().await;
         for _ in 0..FOLLOWED_MAX {
             if let Some(page) = self.followed(from, link, hint).await? {
                 return Ok(page);

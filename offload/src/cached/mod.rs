@@ -512,8 +512,12 @@ impl<P: Plugin> FastPath for Cached<P> {
         }
     }
 
-    async fn run_holding<O: Operation<Plugin = P>>(&self, operation: &O) -> Option<Result<O::Output, Interrupt>> {
-        Some(operation.run(&Holding::new(self), Start::Root).await)
+    async fn run_holding<O: Operation<Plugin = P>>(
+        &self,
+        operation: &O,
+        from: Start,
+    ) -> Option<Result<O::Output, Interrupt>> {
+        Some(operation.run(&Holding::new(self), from).await)
     }
 
     #[inline]

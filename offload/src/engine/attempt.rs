@@ -185,8 +185,12 @@ impl<P: Plugin> FastPath for Attempt<P> {
     const PREFETCHES: bool = true;
     const VALIDATES: bool = false;
 
-    async fn run_holding<O: Operation<Plugin = P>>(&self, operation: &O) -> Option<Result<O::Output, Interrupt>> {
-        self.cached().run_holding(operation).await
+    async fn run_holding<O: Operation<Plugin = P>>(
+        &self,
+        operation: &O,
+        from: Start,
+    ) -> Option<Result<O::Output, Interrupt>> {
+        self.cached().run_holding(operation, from).await
     }
 
     #[inline(always)]

@@ -159,7 +159,10 @@ impl<P: Plugin> Engine<P> {
         let attempt = Attempt::new(&self.0, Code::of::<O>());
         let mut restarts = Restarts::from_root(self.structure().root);
         loop {
-            let held = if restarts.loses_pages(O::READS_ONLY) { hold(&attempt, operation).await } else { None };
+            let held = match restarts.loses_pages(O::READS_ONLY) {
+                true => hold(&attempt, operation, from, &restarts).await,
+                false => None,
+            };
             let outcome = match held {
                 Some(outcome) => outcome,
                 None => operation.run(&attempt, from).await,

@@ -217,6 +217,7 @@ pub trait FastPath: Sized {
     async fn run_holding<O: Operation<Plugin = Self::Plugin>>(
         &self,
         _operation: &O,
+        _from: Start,
     ) -> Option<Result<O::Output, Interrupt>> {
         None
     }

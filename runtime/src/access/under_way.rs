@@ -20,6 +20,9 @@ type Boxed<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 ///
 /// What was added is begun before anything that is ready is handed out, so that its requests are on their way while the operation
 /// looks at that. They get a doorbell of their own if the worker has no other operation that would use the wait.
+///
+/// While the operation awaits something else, nobody polls what is pending here; over a cache that waits for ever if both want the same
+/// page. So what else is wanted meanwhile is added, too.
 pub struct UnderWay<'a, T> {
     worker: &'a Handle,
     added: Vec<Boxed<'a, T>>,
@@ -64,6 +67,7 @@ impl<'a, T> UnderWay<'a, T> {
         while let Poll::Ready(Some(result)) = self.waiting.poll_next_unpin(cx) {
             self.ready.push_back(result);
         }
+        let begins = !self.added.is_empty();
         for mut future in self.added.drain(..) {
             match future.as_mut().poll(cx) {
                 Poll::Ready(result) => self.ready.push_back(result),
@@ -76,8 +80,9 @@ impl<'a, T> UnderWay<'a, T> {
             }
             return Poll::Ready(Some(next));
         }
-        // Those that wait have the wakers from here on that tell them apart.
-        self.waiting.poll_next_unpin(cx)
+        // What was begun wakes the task, and has a waker that tells it apart from its next poll on: another one now would end what
+        // suspends but once.
+        if begins { Poll::Pending } else { self.waiting.poll_next_unpin(cx) }
     }
 }
 
