@@ -66,6 +66,16 @@ struct Swap {
     has_begun: bool,
 }
 
+/// What a look at all frames has come to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Swept {
+    /// A frame of the size is free.
+    Room,
+    /// Pages are on their way to the store, after which there may be one.
+    Writes,
+    Nothing,
+}
+
 impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// A frame for a page of this size. Suspends while all room is held by pages on their way.
     pub(crate) async fn take_frame(&self, class: SizeClass) -> Result<FrameGuard<'_, S, L>, CacheError<S::Error>> {
@@ -94,8 +104,17 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                 self.wait_for_room().await;
             }
             tries += 1;
-            if tries > TRIES_MAX && (tries > TRIES_MAX + SWEEPS_MAX || !self.sweep(class)) {
-                return Err(self.no_room("operations in flight, or pages that cannot be written, hold every frame"));
+            if tries > TRIES_MAX {
+                let swept = if tries > TRIES_MAX + SWEEPS_MAX { Swept::Nothing } else { self.sweep(class) };
+                match swept {
+                    // Before others take it.
+                    Swept::Room => continue,
+                    Swept::Writes => {}
+                    Swept::Nothing => {
+                        let why = "operations in flight, or pages that cannot be written, hold every frame";
+                        return Err(self.no_room(why));
+                    }
+                }
             }
             yield_once().await;
         }
@@ -338,11 +357,11 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     }
 
     /// Looks at every frame, from a random one on, for one of this class whose page may go, or blocks of others: where most frames have
-    /// lost their body, the rest is hardly ever drawn. False if nothing has come free, and nothing is on its way to the store for it.
-    fn sweep(&self, class: SizeClass) -> bool {
+    /// lost their body, the rest is hardly ever drawn.
+    fn sweep(&self, class: SizeClass) -> Swept {
         let cache = self.cache();
-        let Some(start) = cache.any_frame(self.random_u32()) else { return false };
-        let mut has_written = false;
+        let Some(start) = cache.any_frame(self.random_u32()) else { return Swept::Nothing };
+        let mut swept = Swept::Nothing;
         for index in (start..=*cache.frame_numbers().end()).chain(1..start) {
             let other = cache.frame(index).class();
             let frames = if other == class { index..index + 1 } else { self.block_of(index, other) };
@@ -350,18 +369,21 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                 continue;
             }
             // One write is enough to go on: a store that takes nothing is not to be asked for all of it.
-            if frames.clone().any(|index| cache.frame(index).is_dirty()) && std::mem::replace(&mut has_written, true) {
+            if swept == Swept::Writes && frames.clone().any(|index| cache.frame(index).is_dirty()) {
                 continue;
             }
             if other == class && self.empty_frame(index) {
                 self.give_back(index);
-                return true;
+                return Swept::Room;
             }
             if other != class && self.empty_block(index, other, class) && self.more_free(class) {
-                return true;
+                return Swept::Room;
+            }
+            if frames.clone().any(|index| cache.frame(index).is_writing()) {
+                swept = Swept::Writes;
             }
         }
-        has_written
+        swept
     }
 
     /// The frames of the block that a frame of this class is in.

@@ -3,8 +3,8 @@
 use crate::{error::OptionsError, frame_lock::WAITERS_MAX, id::SizeClass};
 
 /// Which pages get in. Until a cache has been full once, it admits all, but for those that [`Admission::Probability`] gives none. What is
-/// loaded by its id ([`CacheHandle::load`](crate::CacheHandle::load)) always gets in: only of pages that a link was followed to is
-/// any refused.
+/// read because it is loaded by its id ([`CacheHandle::load`](crate::CacheHandle::load)) always gets in: only of pages that a link was
+/// followed to is any refused.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Admission {
     /// All.

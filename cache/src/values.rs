@@ -285,10 +285,14 @@ impl<V: Clone + Send + Sync + 'static> ValueCache<V> {
     fn drop_others(&self, key: PageId, new: Shared<'_, Entry<V>>, guard: &Pinned<'_>) {
         fence(Ordering::SeqCst);
         for place in self.bucket(key) {
-            let other = place.load(Ordering::Acquire, guard);
-            // SAFETY: as in `take_out`.
-            if other != new && unsafe { other.as_ref() }.is_some_and(|entry| entry.key == key) {
-                self.take_out(place, other, Shared::null(), guard);
+            loop {
+                let other = place.load(Ordering::Acquire, guard);
+                // SAFETY: as in `take_out`.
+                let is_of_key = other != new && unsafe { other.as_ref() }.is_some_and(|entry| entry.key == key);
+                // If not, somebody has put another one there, perhaps of this key again.
+                if !is_of_key || self.take_out(place, other, Shared::null(), guard) {
+                    break;
+                }
             }
         }
     }
