@@ -608,5 +608,5 @@ fn run_on<S: Subject>(program: &Path, options: &Options) -> anyhow::Result<Summa
     cluster.stop_shipping()?;
     let mut history = History::read_dir(histories.path())?;
     history.set_initial(options.initial());
-    Summary::judge(&fast, options, history, peer_report, seconds)
+    Summary::judge(&fast, options, history, peer_report, seconds).with_context(|| format!("seed {}", options.seed))
 }

@@ -1,5 +1,5 @@
-//! Trees that their owner has filled with a bulk load, and then changed. It dies after each request of the flush behind that: the load
-//! is there as a whole, or not at all.
+//! Trees that their owner has filled with a bulk load, and then changed. It dies after requests of that and of the flush behind it:
+//! the load is there as a whole, or not at all.
 
 use farlink_offload::{Cached, Durability};
 use farlink_runtime::{access::Access, error::Error, one_sided::Proof, report::Report, worker::Worker};

@@ -1,7 +1,7 @@
 //! Searches, a delete, and operations that change the tree, all under way at the same time, one step of any of them after the other at
 //! random: a search lives through many changes, and parts of it are done elsewhere, as a memory server does them.
 
-use std::{collections::BTreeMap, rc::Rc, sync::Arc};
+use std::{collections::BTreeMap, rc::Rc, sync::Arc, time::Duration};
 
 use farlink_offload::{CacheOptions, ComputeCache};
 use farlink_runtime::{
@@ -13,6 +13,7 @@ use farlink_runtime::{
     server,
 };
 use farlink_structures::rtree::{Entry, RTree, Rect, Tree};
+use farlink_tests::bounded::Watchdog;
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 use crate::{
@@ -24,6 +25,8 @@ use crate::{
 };
 
 const STEPS: usize = 25_000;
+/// What they take at most on an idle machine.
+const LIMIT: Duration = Duration::from_secs(30);
 /// Searches at a time.
 const SEARCHES: usize = 8;
 /// The tree grows up to the second of these, and shrinks down to the first.
@@ -165,6 +168,7 @@ async fn interleaved<A: Access<Plugin = Tree<D>> + Clone + 'static, const D: usi
 }
 
 fn one_sided<const D: usize>(seed: u64, fault: Fault) -> Result<(u64, Steps), String> {
+    let _watch = Watchdog::start(format!("one-sided, FARLINK_TEST_SEED={seed}"), LIMIT);
     let cluster = server::in_process(2, 32 << 20, MemOptions::default()).unwrap();
     let options = ComputeOptions { seed, ..ComputeOptions::default() };
     let compute = ComputeServer::join(Arc::new(cluster), options).unwrap();
@@ -177,6 +181,7 @@ fn one_sided<const D: usize>(seed: u64, fault: Fault) -> Result<(u64, Steps), St
 }
 
 fn owned<const D: usize>(seed: u64) -> Result<(u64, Steps), String> {
+    let _watch = Watchdog::start(format!("owned, FARLINK_TEST_SEED={seed}"), LIMIT);
     let cluster = server::in_process(2, 32 << 20, MemOptions::default()).unwrap();
     let options = ComputeOptions { seed, ..ComputeOptions::default() };
     let compute = ComputeServer::join(Arc::new(cluster), options).unwrap();

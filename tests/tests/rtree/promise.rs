@@ -13,7 +13,6 @@ use farlink_offload::{
 };
 use farlink_runtime::{
     access::{Access, Region},
-    compute::{ComputeOptions, ComputeServer},
     one_sided::{OneSided, Proof},
     operation::Run,
     worker::Counters,
@@ -21,6 +20,7 @@ use farlink_runtime::{
 use farlink_structures::rtree::{Entry, Query, RTree, Rect, Tree};
 use farlink_tests::{
     backend::FabricProfile,
+    bounded::Watchdog,
     cluster,
     deadlines::{Awaited, Deadlines, PATIENCE},
     fleet::Fleet,
@@ -36,6 +36,9 @@ pub(crate) const LASTING: u64 = 300;
 /// So many where they are owned, and how large the cache is: it has room for half of the tree, so that operations wait for pages, and
 /// others change meanwhile what they have seen.
 const OWNED: (u64, usize) = (1500, 64 << 10);
+
+/// What a run takes at most on an idle machine, beyond what it waits for.
+const LIMIT: Duration = Duration::from_secs(20);
 
 /// How searches reach the tree in `keeps_its_promise`, and those who change it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -149,13 +152,14 @@ async fn take_part<A: Run<Plugin = Tree<D>>, const D: usize>(
 
 fn keeps_its_promise<const D: usize>(profile: FabricProfile, reach: Reach) {
     let seed = settings::seed("promise");
+    let _watch =
+        Watchdog::start(format!("promise, {reach:?}, {profile:?}, FARLINK_TEST_SEED={seed}"), PATIENCE + LIMIT);
     let owns = matches!(reach, Reach::Cached | Reach::Engine);
     let (count, cache_bytes) = if owns { OWNED } else { (LASTING, 256 << 10) };
     let lasting = lasting::<D>(seed, count);
     let threads = usize::from(reach == Reach::Engine);
     let fleet = Fleet::start_of(2, 32 << 20, threads, profile, &Registry::new().with::<Tree<D>>()).unwrap();
-    let join = |_| ComputeServer::join(fleet.fabric(), ComputeOptions::default()).unwrap();
-    let computes: Vec<_> = (0..2).map(join).collect();
+    let computes: Vec<_> = (0..2).map(|number| cluster::join(&fleet.fabric(), seed ^ number).unwrap()).collect();
     let structure = {
         let worker = computes[0].worker().unwrap();
         worker.block_on(async {
@@ -173,7 +177,7 @@ fn keeps_its_promise<const D: usize>(profile: FabricProfile, reach: Reach) {
     let directory = cluster::scratch().unwrap();
     let deadlines = Deadlines::new(Awaited { splits: true, merges: true, ..Awaited::default() }, directory.path());
     let over_at = Instant::now() + Duration::from_secs_f64(settings::from_env("FARLINK_KIT_SECONDS", 0.3));
-    let searches_begun = AtomicU64::new(0);
+    let (searches_begun, all_shipped) = (AtomicU64::new(0), AtomicU64::new(0));
     let is_over = |counters: &dyn Fn() -> Counters| {
         let has_searched = searches_begun.load(Ordering::Relaxed) > 1;
         deadlines.is_over(over_at, 0, counters) && (has_searched || Instant::now() > over_at + PATIENCE)
@@ -182,7 +186,7 @@ fn keeps_its_promise<const D: usize>(profile: FabricProfile, reach: Reach) {
         let begin = |role| {
             let of_both = usize::from(matches!(role, Role::Changes(1)) && !owns);
             let (compute, structure, cache, of) = (&computes[of_both], &structure, &cache, (seed, &*lasting));
-            let (is_over, searches_begun) = (&is_over, &searches_begun);
+            let (is_over, searches_begun, all_shipped) = (&is_over, &searches_begun, &all_shipped);
             scope.spawn(move || {
                 let worker = compute.worker().unwrap();
                 let goes_on = || match role {
@@ -211,7 +215,7 @@ fn keeps_its_promise<const D: usize>(profile: FabricProfile, reach: Reach) {
                             let options = EngineOptions { level_max: Some(1) };
                             let engine = Engine::new(owned, Policies::new(NowAndThen), options).unwrap();
                             let searches = take_part(engine.clone(), role, of, goes_on).await;
-                            println!("{role:?}: {:?}", engine.counts());
+                            all_shipped.fetch_add(engine.counts().shipped, Ordering::Relaxed);
                             searches
                         }
                     }
@@ -233,6 +237,7 @@ fn keeps_its_promise<const D: usize>(profile: FabricProfile, reach: Reach) {
          {profile:?}"
     );
     assert!(searches > 0 && splits > 0 && merges > 0, "the test has not tested them");
+    assert!(reach != Reach::Engine || all_shipped.into_inner() > 0, "memory servers have done nothing");
     let worker = computes[0].worker().unwrap();
     worker.block_on(async {
         if owns {

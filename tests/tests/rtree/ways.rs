@@ -1,6 +1,6 @@
 //! What a search costs and finds through caches, on memory servers, and over a window of reads.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use farlink_offload::{
     CacheOptions, Cached, ComputeCache, Engine, EngineOptions, Hybrid, Policies, Remote,
@@ -17,7 +17,7 @@ use farlink_runtime::{
     worker::{Counters, Worker},
 };
 use farlink_structures::rtree::{Entry, Query, RTree, RTreeOptions, Rect, Tree};
-use farlink_tests::{backend::FabricProfile, cluster, fleet::Fleet};
+use farlink_tests::{backend::FabricProfile, bounded::Watchdog, cluster, fleet::Fleet};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 use crate::{
@@ -106,6 +106,7 @@ fn a_checker_trusts_no_old_copy() {
 /// A search that goes by more pages than an attempt holds copies of has few of them at a time.
 #[test]
 fn a_large_search_in_a_small_cache_has_its_answer() {
+    let _watch = Watchdog::start("a search in a small cache", Duration::from_secs(20));
     const ENTRIES: u64 = 100_000;
     let scene = scene(64 << 20);
     let cache = ComputeCache::<Tree>::new(CacheOptions::new(64 << 10)).unwrap();
@@ -126,6 +127,7 @@ fn a_large_search_in_a_small_cache_has_its_answer() {
 /// Nor does it hold on to the pages above the leaves; nor do operations that look for an entry among many equal ones.
 #[test]
 fn a_search_by_many_inner_pages_in_a_small_cache_has_its_answer() {
+    let _watch = Watchdog::start("a search in a small cache", Duration::from_secs(20));
     const ENTRIES: u64 = 20_000;
     let scene = scene(64 << 20);
     let cache = ComputeCache::<Tree>::new(CacheOptions::new(64 << 10)).unwrap();

@@ -59,8 +59,7 @@ async fn sent(
 #[test]
 fn three_ways_of_sending_give_one_answer() {
     let _watch = Watchdog::start("sent scans", Duration::from_secs(100));
-    let seed: u64 = rand::random();
-    println!("seed {seed}");
+    let seed = settings::seed("sent scans");
     let steps = settings::from_env("FARLINK_SENT_STEPS", 250);
     for (number, (options, gather, page_bytes)) in [
         (FAST, GatherRule::ALWAYS, 1024),
