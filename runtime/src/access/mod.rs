@@ -213,7 +213,7 @@ pub trait FastPath: Sized {
     }
 
     /// One attempt that keeps copies of all pages it reads, for an operation that goes back to more pages than the cache keeps in
-    /// their places. `None`: pages of this access stay as they are anyway.
+    /// their places, or one that only reads, and loses pages to others who change them. `None`: pages of this access stay as they are anyway.
     async fn run_holding<O: Operation<Plugin = Self::Plugin>>(
         &self,
         _operation: &O,
