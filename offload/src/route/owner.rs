@@ -35,7 +35,7 @@ use super::{
     holdings::{Here, Holdings},
     moves::{GIVE_UP, MoveHeader, SERVES, TAKE},
 };
-use crate::ship::{At, CallHeader, ReplyHeader, unpanicked};
+use crate::ship::{At, CallHeader, ReplyHeader, malformed, unpanicked, unpanicked_now};
 
 /// What an owner has done for others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -164,8 +164,16 @@ fn begin<O: Operation>(
     words: &[u64],
     reply: Responder,
 ) -> Result<Running, (Refusal, Responder)> {
-    let Ok(mut operation) = decode_all::<O>(words) else { return Err((Refusal::Malformed, reply)) };
-    operation.limit();
+    let decoded = unpanicked_now(|| {
+        decode_all::<O>(words).map(|mut operation| {
+            operation.limit();
+            operation
+        })
+    });
+    let operation = match decoded {
+        Ok(Ok(operation)) => operation,
+        refused => return Err((malformed::<O>(refused.err()), reply)),
+    };
     let part = Rc::clone(part);
     Ok(Box::pin(async move { part.carry_out(operation, reply).await }))
 }

@@ -28,5 +28,8 @@ pub use self::{
     registry::Registry,
     serve::{HoldReply, ManualShipServer, ShipCounts, ShipOptions, ShipServer},
 };
-pub(crate) use self::{layout::ReplyHeader, registry::unpanicked};
+pub(crate) use self::{
+    layout::ReplyHeader,
+    registry::{malformed, unpanicked, unpanicked_now},
+};
 pub use crate::on_server::Decline;

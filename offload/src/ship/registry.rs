@@ -2,6 +2,7 @@
 
 use std::{
     any::Any,
+    cell::Cell,
     collections::HashMap,
     fmt,
     future::{Future, poll_fn},
@@ -118,9 +119,9 @@ fn begin<O: Operation + 'static>(
     words: &[u64],
     reply: Responder,
 ) -> Result<Running, (Refusal, Responder)> {
-    match decode::<O>(header, words) {
-        Ok((scope, operation)) => Ok(Box::pin(run(Rc::clone(thread), header, scope, operation, reply))),
-        Err(_) => Err((Refusal::Malformed, reply)),
+    match unpanicked_now(|| decode::<O>(header, words)) {
+        Ok(Ok((scope, operation))) => Ok(Box::pin(run(Rc::clone(thread), header, scope, operation, reply))),
+        refused => Err((malformed::<O>(refused.err()), reply)),
     }
 }
 
@@ -130,10 +131,20 @@ fn begin_in_pieces<O: InPieces>(
     words: &[u64],
     reply: Responder,
 ) -> Result<Running, (Refusal, Responder)> {
-    match decode::<O>(header, words) {
-        Ok((Scope::Whole(_), operation)) => Ok(Box::pin(run_in_pieces(Rc::clone(thread), header, operation, reply))),
-        _ => Err((Refusal::Malformed, reply)),
+    match unpanicked_now(|| decode::<O>(header, words)) {
+        Ok(Ok((Scope::Whole(_), operation))) => {
+            Ok(Box::pin(run_in_pieces(Rc::clone(thread), header, operation, reply)))
+        }
+        refused => Err((malformed::<O>(refused.err()), reply)),
     }
+}
+
+/// Why an operation cannot be read from a message, whose code may have panicked on it.
+pub(crate) fn malformed<O: Operation>(panicked: Option<String>) -> Refusal {
+    if let Some(why) = panicked {
+        tracing::error!(operation = O::NAME, plugin = O::Plugin::NAME, why, "to read an operation panicked");
+    }
+    Refusal::Malformed
 }
 
 type ScopeOf<O> = Scope<<<O as Operation>::Plugin as Plugin>::Region>;
@@ -163,15 +174,19 @@ async fn run<O: Operation>(thread: Rc<Thread>, header: CallHeader, scope: ScopeO
             return reply.send_with(|to| ReplyHeader::NotBegun(Failure::of(&error)).encode(0, to));
         }
     };
-    let access = OnServer::<O::Plugin>::new(one_sided, thread.memory(), scope, operation.scope());
+    let about = match unpanicked_now(|| operation.scope()) {
+        Ok(about) => about,
+        Err(why) => {
+            thread.carried_out(Outcome::Failed, 0).await;
+            return reply.send_with(|to| panicked::<O>(why).encode(0, to));
+        }
+    };
+    let access = OnServer::<O::Plugin>::new(one_sided, thread.memory(), scope, about);
     let outcome = match begin_change::<O>(&access) {
         Ok(under_way) => {
             let outcome = unpanicked(attempt(&access, &operation)).await;
             under_way.into_iter().for_each(UnderWay::end);
-            outcome.unwrap_or_else(|why| {
-                tracing::error!(operation = O::NAME, plugin = O::Plugin::NAME, why, "a shipped operation panicked");
-                Err(ReplyHeader::of(Error::Panicked { what: "a shipped operation", why }))
-            })
+            outcome.unwrap_or_else(|why| Err(panicked::<O>(why)))
         }
         Err(declined) => Err(declined),
     };
@@ -201,23 +216,29 @@ async fn run_in_pieces<O: InPieces>(thread: Rc<Thread>, header: CallHeader, oper
         }
     };
     let sending = thread.sending();
-    let access = OnServer::<O::Plugin>::new(one_sided, thread.memory(), Scope::Whole(None), operation.scope());
-    let outcome = match unpanicked(collected(&access, &operation)).await {
-        Ok(outcome) => outcome,
-        Err(why) => {
-            tracing::error!(operation = O::NAME, plugin = O::Plugin::NAME, why, "a shipped operation panicked");
-            Err(Error::Panicked { what: "a shipped operation", why })
-        }
+    let reads = Cell::new(0);
+    let running = async {
+        let (memory, about) = (thread.memory(), operation.scope());
+        let access = OnServer::<O::Plugin>::new(one_sided, memory, Scope::Whole(None), about);
+        let outcome = collected(&access, &operation).await;
+        reads.set(access.reads());
+        outcome.map_err(ReplyHeader::of)
     };
-    let pages = access.reads();
+    let outcome = unpanicked(running).await.unwrap_or_else(|why| Err(panicked::<O>(why)));
+    let pages = reads.get();
     thread.carried_out(if outcome.is_ok() { Outcome::Done } else { Outcome::Failed }, pages).await;
     match outcome {
         Ok(pieces) => reply.send_pieces(sending, |to| {
             to.own(|to| ReplyHeader::DONE.encode(pages, to));
             to.append(pieces);
         }),
-        Err(error) => reply.send_with(|to| ReplyHeader::of(error).encode(pages, to)),
+        Err(failed) => reply.send_with(|to| failed.encode(pages, to)),
     }
+}
+
+fn panicked<O: Operation>(why: String) -> ReplyHeader {
+    tracing::error!(operation = O::NAME, plugin = O::Plugin::NAME, why, "a shipped operation panicked");
+    ReplyHeader::of(Error::Panicked { what: "a shipped operation", why })
 }
 
 async fn collected<O: InPieces>(access: &OnServer<O::Plugin>, operation: &O) -> Result<Pieces, Error> {
@@ -257,6 +278,11 @@ pub(crate) async fn unpanicked<T>(future: impl Future<Output = T>) -> Result<T, 
     .await
 }
 
+/// The same of what waits for nothing.
+pub(crate) fn unpanicked_now<T>(f: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(f)).map_err(|panic| message(&*panic))
+}
+
 fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message").into()
@@ -273,11 +299,18 @@ impl ReplyHeader {
             Ok((done, output)) => reply.send_with(|to| {
                 let start = to.len();
                 done.encode(pages, to);
-                output.encode(to);
-                let words = (to.len() - start) as u64;
-                if words > ANSWER_WORDS_MAX {
+                let failed = match unpanicked_now(|| output.encode(to)) {
+                    Ok(()) => {
+                        Some((to.len() - start) as u64).filter(|&words| words > ANSWER_WORDS_MAX).map(Failure::TooLarge)
+                    }
+                    Err(why) => {
+                        tracing::error!(why, "to write an answer panicked");
+                        Some(Failure::Panicked(why))
+                    }
+                };
+                if let Some(failed) = failed {
                     to.truncate(start);
-                    Self::Failed(Failure::TooLarge(words)).encode(pages, to);
+                    Self::Failed(failed).encode(pages, to);
                 }
             }),
             Err(header) => reply.send_with(|to| header.encode(pages, to)),

@@ -4,6 +4,7 @@ mod coarse;
 mod hybrid;
 mod models;
 mod owned;
+mod panics;
 mod pieces;
 mod sent_scans;
 mod whole;
