@@ -4,18 +4,21 @@
 //! made from samples of the target's, by mutation: bits flipped, words replaced by borders, cut, doubled, spliced. One seed
 //! gives one sequence of inputs; the one that fails is printed.
 
-mod calls;
+pub mod calls;
 
 use std::{
+    marker::PhantomData,
     panic::{self, AssertUnwindSafe},
     time::{Duration, Instant},
 };
 
 use anyhow::{bail, ensure};
-use farlink_offload::ship::{CallHeader, read_reply};
+use farlink_offload::ship::{At, CallHeader, read_reply};
 use farlink_runtime::{
     access::InPieces as _,
     messaging::{FromServer, read_from_server, read_request},
+    operation::Code,
+    page::StructureId,
     wire::{Wire, decode_all},
 };
 use farlink_structures::{
@@ -23,8 +26,9 @@ use farlink_structures::{
     bwtree::SentScan,
     map::{
         KeyRange,
-        ops::{Count, Get, Put, Remove, Scan},
+        ops::{Count, Get, Put, PutMode, Remove, Scan},
     },
+    rtree::{self, Query, Rect},
 };
 use rand::{Rng, RngExt, SeedableRng, rngs::SmallRng, seq::IndexedRandom};
 
@@ -45,17 +49,24 @@ pub struct Target {
 pub const TARGETS: &[Target] = &[
     Target { name: "request", samples: requests, read: request },
     Target { name: "message of a server", samples: from_server, read: message_of_server },
-    Target { name: "get", samples: keys, read: same_again::<Get<Tree>> },
+    Target { name: "get", samples: gets, read: same_again::<Get<Tree>> },
     Target { name: "put", samples: puts, read: same_again::<Put<Tree>> },
-    Target { name: "remove", samples: keys, read: same_again::<Remove<Tree>> },
+    Target { name: "remove", samples: removes, read: same_again::<Remove<Tree>> },
     Target { name: "scan", samples: scans, read: same_again::<Scan<Tree>> },
     Target { name: "sent scan", samples: sent_scans, read: same_again::<SentScan> },
     Target { name: "pieces of a scan", samples: pieces, read: assembled },
     Target { name: "count", samples: counts, read: same_again::<Count<Tree>> },
     Target { name: "region", samples: regions, read: same_again::<KeyRange> },
+    Target { name: "insert of a box", samples: box_inserts, read: same_again::<rtree::ops::Insert<2>> },
+    Target { name: "delete of a box", samples: box_deletes, read: same_again::<rtree::ops::Delete<2>> },
+    Target { name: "update of a box", samples: box_updates, read: same_again::<rtree::ops::Update<2>> },
+    Target { name: "find of boxes", samples: box_finds, read: same_again::<rtree::ops::Find<2>> },
+    Target { name: "count of boxes", samples: box_counts, read: same_again::<rtree::ops::Count<2>> },
+    Target { name: "region of boxes", samples: box_regions, read: same_again::<rtree::Scope<2>> },
     Target { name: "header of a call", samples: headers, read: same_again::<CallHeader> },
     Target { name: "reply to a call", samples: replies, read: reply },
-    Target { name: "call", samples: calls, read: calls::send },
+    Target { name: "call", samples: calls::samples, read: calls::send },
+    Target { name: "message to an owner", samples: calls::samples_to_owner, read: calls::send_to_owner },
 ];
 
 /// Words at which code changes its mind.
@@ -127,46 +138,87 @@ fn message_of_server(words: &[u64]) {
     }
 }
 
-fn keys() -> Vec<Vec<u64>> {
-    vec![vec![7]]
+fn encoded<T: Wire>(values: impl IntoIterator<Item = T>) -> Vec<Vec<u64>> {
+    let encode = |value: T| {
+        let mut words = Vec::new();
+        value.encode(&mut words);
+        words
+    };
+    values.into_iter().map(encode).collect()
+}
+
+fn gets() -> Vec<Vec<u64>> {
+    encoded([Get::<Tree> { key: 7, of: PhantomData }])
+}
+
+fn removes() -> Vec<Vec<u64>> {
+    encoded([Remove::<Tree> { key: 8, of: PhantomData }])
 }
 
 fn counts() -> Vec<Vec<u64>> {
-    vec![vec![7, 9, 1], vec![0, u64::MAX, 4096]]
+    encoded([(7, 9, 1), (0, u64::MAX, 4096)].map(|(low, high, limit)| Count::<Tree> {
+        low,
+        high,
+        limit,
+        of: PhantomData,
+    }))
 }
 
 fn puts() -> Vec<Vec<u64>> {
-    (0..3).map(|mode| vec![7, 70, mode]).collect()
+    let modes = [PutMode::Insert, PutMode::Update, PutMode::Upsert];
+    encoded(modes.map(|mode| Put::<Tree> { key: 7, value: 70, mode, of: PhantomData }))
 }
 
 fn scans() -> Vec<Vec<u64>> {
-    vec![vec![0, u64::MAX, 10, 0], vec![5, 7, 100, 1]]
+    let scans = [(0, u64::MAX, 10, false), (5, 7, 100, true)];
+    encoded(scans.map(|(low, high, limit, descending)| Scan::<Tree> { low, high, limit, descending, of: PhantomData }))
 }
 
 fn regions() -> Vec<Vec<u64>> {
-    vec![vec![5, 0], vec![5, 1, 9]]
+    encoded([KeyRange { low: 5, high: None }, KeyRange { low: 5, high: Some(9) }])
+}
+
+fn boxes() -> [Rect; 2] {
+    [([0.25; 2], [0.5; 2]), ([-1.0, 0.0], [-1.0, 2.0])].map(|(low, high)| Rect::new(low, high).expect("it is a box"))
+}
+
+fn box_inserts() -> Vec<Vec<u64>> {
+    encoded(boxes().map(|rect| rtree::ops::Insert { rect, payload: 7 }))
+}
+
+fn box_deletes() -> Vec<Vec<u64>> {
+    encoded(boxes().map(|rect| rtree::ops::Delete { rect, payload: 7 }))
+}
+
+fn box_updates() -> Vec<Vec<u64>> {
+    encoded([rtree::ops::Update { rect: boxes()[0], payload: 7, to: boxes()[1] }])
+}
+
+fn queries() -> [Query; 4] {
+    [Query::Intersects(boxes()[0]), Query::Within(boxes()[0]), Query::Contains(boxes()[1]), Query::Nearest([0.5, 0.5])]
+}
+
+fn box_finds() -> Vec<Vec<u64>> {
+    let find = |query, after| rtree::ops::Find { query, limit: 10, after, stamp: 0 };
+    let all = queries().map(|query| find(query, None));
+    encoded(all.into_iter().chain([find(queries()[0], Some((boxes()[0], 7)))]))
+}
+
+fn box_counts() -> Vec<Vec<u64>> {
+    encoded(queries().map(|query| rtree::ops::Count { query, stamp: 0 }))
+}
+
+fn box_regions() -> Vec<Vec<u64>> {
+    encoded([rtree::Scope { rect: boxes()[0], payload: Some(7) }, boxes()[1].into()])
 }
 
 fn headers() -> Vec<Vec<u64>> {
-    vec![vec![1 << 32 | 2 << 16, 1, 0], vec![1 << 32 | 3 << 16 | 1, 1, 65536]]
+    let at = |start| CallHeader { code: Code::of::<Get<Tree>>(), structure: StructureId(1), start };
+    encoded([At::Root, At::Above, At::Page(calls::a_page(), 1)].map(at))
 }
 
 fn replies() -> Vec<Vec<u64>> {
     vec![vec![3, 1, 4096, 1, 7], vec![1 << 56 | 2, 3], vec![2 << 56, 1, 4096, 5], vec![2 << 56, 4, 3, 0x00]]
-}
-
-fn calls() -> Vec<Vec<u64>> {
-    let parameters = [keys(), puts(), keys(), scans(), counts(), counts()];
-    let operations = (1..).zip(parameters).chain([(64, counts())]);
-    let call = |(operation, parameters): (u64, Vec<Vec<u64>>)| {
-        parameters.into_iter().flat_map(move |parameters| {
-            let code = 1 << 32 | operation << 16;
-            let at_root = [&[code, 1, 0], &parameters[..]].concat();
-            let at_page = [&[code | 1, 1, calls::a_page(), 0, 0], &parameters[..]].concat();
-            [at_root, at_page]
-        })
-    };
-    operations.flat_map(call).collect()
 }
 
 /// What makes sense means one thing, and is written in one way.

@@ -53,7 +53,6 @@ enum Step {
         #[arg(long)]
         seed: Option<u64>,
         /// Only targets whose name contains this.
-        #[arg(requires = "seed")]
         filter: Option<String>,
     },
     /// Runs the unit tests, and all tests of the cache, under Miri, where the nightly toolchain has it.
@@ -101,7 +100,7 @@ fn fuzz(seconds: u64, seed: Option<u64>, filter: Option<&str>) -> Result<()> {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     // Overflow checks and assertions on, as in tests.
     cargo.args(["run", "--profile", "test", "--package", "farlink-tests", "--bin", "farlink-fuzz", "--"]);
-    cargo.arg(seconds.to_string()).args(seed.map(|seed| seed.to_string())).args(filter);
+    cargo.arg(seconds.to_string()).arg(seed.map_or_else(|| "-".into(), |seed| seed.to_string())).args(filter);
     run(&mut cargo, "fuzz")
 }
 

@@ -332,7 +332,7 @@ impl<const D: usize> Wire for Query<D> {
             (0, window) => Ok(Self::Intersects(window)),
             (1, window) => Ok(Self::Within(window)),
             (2, window) => Ok(Self::Contains(window)),
-            (3, point) => Ok(Self::Nearest(point.low)),
+            (3, point) if point.low.map(f64::to_bits) == point.high.map(f64::to_bits) => Ok(Self::Nearest(point.low)),
             _ => Err(DecodeError("nothing of that kind can be asked of an R-tree")),
         }
     }

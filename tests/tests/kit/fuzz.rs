@@ -3,9 +3,22 @@ use std::{
     time::Duration,
 };
 
-use farlink_runtime::messaging::{read_from_server, read_request};
+use farlink_offload::ship::{CallHeader, read_reply};
+use farlink_runtime::{
+    messaging::{read_from_server, read_request},
+    wire::{Wire, decode_all},
+};
+use farlink_structures::{
+    btree::Tree,
+    bwtree::SentScan,
+    map::{
+        KeyRange,
+        ops::{Count, Get, Put, Remove, Scan},
+    },
+    rtree,
+};
 use farlink_tests::{
-    fuzz::{TARGETS, Target, fuzz, fuzz_one, mutate, run},
+    fuzz::{TARGETS, Target, calls, fuzz, fuzz_one, mutate, run},
     settings,
 };
 use rand::{SeedableRng, rngs::SmallRng};
@@ -63,6 +76,43 @@ fn samples_make_sense_and_mutations_reach_far() {
     let mut rng = SmallRng::seed_from_u64(2);
     let fine = (0..2000).filter(|_| read_request(&mutate(&requests, &mut rng)).is_ok()).count();
     assert!((20..1500).contains(&fine), "{fine} of 2000 mutated requests still make sense");
+}
+
+/// What is refused has come no further than the words before its parameters.
+#[test]
+fn samples_of_calls_are_carried_out() {
+    for (target, send) in
+        [("call", calls::send_to_server as fn(&[u64]) -> _), ("message to an owner", calls::send_to_owner_of_all)]
+    {
+        for words in samples(target) {
+            assert_eq!(send(&words), None, "{target}: {words:x?}");
+        }
+    }
+}
+
+/// What does not mean anything is read no further than that.
+#[test]
+fn samples_of_parameters_mean_something() {
+    fn means<T: Wire>(target: &str) {
+        for words in samples(target) {
+            assert!(decode_all::<T>(&words).is_ok(), "{target}: {words:x?}");
+        }
+    }
+    means::<Get<Tree>>("get");
+    means::<Put<Tree>>("put");
+    means::<Remove<Tree>>("remove");
+    means::<Scan<Tree>>("scan");
+    means::<SentScan>("sent scan");
+    means::<Count<Tree>>("count");
+    means::<KeyRange>("region");
+    means::<rtree::ops::Insert<2>>("insert of a box");
+    means::<rtree::ops::Delete<2>>("delete of a box");
+    means::<rtree::ops::Update<2>>("update of a box");
+    means::<rtree::ops::Find<2>>("find of boxes");
+    means::<rtree::ops::Count<2>>("count of boxes");
+    means::<rtree::Scope<2>>("region of boxes");
+    means::<CallHeader>("header of a call");
+    assert!(samples("reply to a call").iter().filter(|words| read_reply(words).is_ok()).count() > 1);
 }
 
 #[test]
