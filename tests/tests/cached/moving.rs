@@ -37,7 +37,7 @@ use farlink_tests::{
     backend::{Cluster, FabricProfile},
     bounded::Watchdog,
     drive::{Plan, Tides, drive},
-    history::{Flush, History, Recorder},
+    history::{Flush, History, Op, Outcome, Record, Recorder, now_ns},
     linear, scans, settings,
     stress::piece_of,
     workload::{Mix, Part, Workload, WorkloadSpec, spread_keys, value_of},
@@ -156,13 +156,19 @@ fn nothing_is_lost_done_twice_or_refused_by_a_move() {
         let mut history = History::default();
         history.set_initial(scene.model.clone());
         histories.iter().for_each(|words| history.merge(History::decode(words).unwrap()));
-        // What is left is what a client would read next.
+        // What is left is what a client reads next.
         let routes = routes(&scene.guest);
+        let invoked_ns = now_ns();
         let left = scene.guest.worker.block_on(to_owners(&scene.guest, &routes).range(..).take(usize::MAX)).unwrap();
+        let (left, returned_ns) = (left.into_iter().collect::<Map>(), now_ns());
+        spread_keys(KEYS).into_iter().for_each(|key| {
+            let outcome = Outcome::Value(left.get(&key).copied());
+            history.push(Record { client: CLIENTS, op: Op::Get { key }, outcome, invoked_ns, returned_ns });
+        });
         linear::check(&history).unwrap_or_else(|error| panic!("{error}"));
         scans::check(&history).unwrap_or_else(|error| panic!("{error}"));
         let (fabric, _) = scene.leave();
-        assert_left_clean(&fabric, &left.into_iter().collect(), "moved");
+        assert_left_clean(&fabric, &left, "moved");
     }
 }
 
