@@ -39,14 +39,19 @@ const NODE_RIGHT: usize = 6;
 // Where things stand in a region, as the module `layout` documents it.
 pub(crate) const SUPERBLOCK: u64 = 64;
 const CHANGING_WORDS: u64 = 128;
-const CHANGING_LINES: u64 = 10;
+/// Three, and one for each class of pages.
+const CHANGING_LINES: u64 = 3 + SizeClass::LARGEST.index() as u64 + 1;
 pub(crate) const EPOCH: u64 = 128;
 pub(crate) const NEXT_INCARNATION: u64 = 192;
 const CATALOG: u64 = 4 << 10;
 const SLOTS: u64 = 12 << 10;
-pub(crate) const DIRECTORY: u64 = 16 << 10;
-/// The directory and the bitmaps of a region of [`SERVER_BYTES`] end before this.
-const METADATA_END: u64 = 24 << 10;
+/// Behind the slots, the table of rings and the fences.
+pub(crate) const DIRECTORY: u64 = 22 << 10;
+/// Two words of the directory and the bitmap of each chunk.
+pub(crate) const METADATA_END: u64 = DIRECTORY + CHUNKS * (16 + CHUNK_BYTES / 64 / 8);
+const CHUNK_BYTES: u64 = 64 << 10;
+/// Of a region of [`SERVER_BYTES`], whose first ones are metadata.
+pub(crate) const CHUNKS: u64 = SERVER_BYTES / CHUNK_BYTES - 1;
 
 /// A word that does harm.
 #[derive(Debug, Clone)]
@@ -146,12 +151,12 @@ pub(crate) type Scene = SceneOf<Tree>;
 pub(crate) struct SceneOf<S: Subject> {
     // The worker leaves before its compute server.
     pub(crate) worker: Worker,
-    compute: ComputeServer,
+    pub(crate) compute: ComputeServer,
     pub(crate) direct: Direct,
     _fabric: Cluster,
     pub(crate) class: SizeClass,
     pub(crate) root: RemotePtr,
-    pages: Vec<RemotePtr>,
+    pub(crate) pages: Vec<RemotePtr>,
     pub(crate) inner: Vec<RemotePtr>,
     of: PhantomData<S>,
 }

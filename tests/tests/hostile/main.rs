@@ -38,8 +38,8 @@ use farlink_tests::{
 use proptest::{prelude::*, sample::Index, test_runner::RngSeed};
 
 use crate::damage::{
-    DIRECTORY, Damage, ENDLESS, EPOCH, KEYS, LIMIT, NEXT_INCARNATION, SERVER_BYTES, SERVERS, SUPERBLOCK, Scene,
-    SceneOf, TREE, at, to_metadata, to_pages,
+    CHUNKS, DIRECTORY, Damage, ENDLESS, EPOCH, KEYS, LIMIT, METADATA_END, NEXT_INCARNATION, SERVER_BYTES, SERVERS,
+    SUPERBLOCK, Scene, SceneOf, TREE, at, to_metadata, to_pages,
 };
 
 fn cases(default: u32) -> ProptestConfig {
@@ -50,6 +50,22 @@ fn cases(default: u32) -> ProptestConfig {
         max_shrink_iters: 200,
         ..ProptestConfig::default()
     }
+}
+
+/// What is damaged as the directory and the bitmaps is these.
+#[test]
+fn the_directory_is_where_it_is_damaged() {
+    let scene = SceneOf::<Tree>::new(1);
+    let geometry = scene.compute.geometry()[0];
+    assert_eq!(geometry.chunks, CHUNKS);
+    let entries = scene.direct.read(at(0, DIRECTORY), 2 * CHUNKS as usize).unwrap();
+    let leased = entries.chunks(2).take_while(|entry| entry[0] != 0).count();
+    assert!(leased > 0 && entries[2 * leased..].iter().all(|word| *word == 0), "{entries:x?}");
+    let before = scene.direct.read(at(0, DIRECTORY - 16), 2).unwrap();
+    assert_eq!(before, [0, 0]);
+    // Behind the bitmaps, rounded up to a page, come the chunks.
+    assert!(scene.pages.iter().all(|page| page.offset() >= METADATA_END));
+    assert!(METADATA_END.next_multiple_of(4096) + CHUNKS * (64 << 10) <= SERVER_BYTES);
 }
 
 /// Harm to the pages of a structure.
