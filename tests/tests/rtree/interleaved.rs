@@ -21,7 +21,7 @@ use crate::{
     faults::{Fault, Steps},
     scene::create,
     stepped::{Driven, Gate, Stepped, StepsAt},
-    steps::{Answer, Ask, Expected, Op, in_rows, seeds},
+    steps::{Answer, Ask, Expected, Op, assert_caught, in_rows, seeds},
 };
 
 const STEPS: usize = 25_000;
@@ -216,5 +216,5 @@ fn searches_beside_many_changes_of_an_owned_tree_find_what_is_there() {
 
 #[test]
 fn pages_that_keep_their_right_links_are_caught() {
-    println!("{}", one_sided::<6>(0, Fault::KeepsRightLinks).unwrap_err());
+    assert_caught(one_sided::<6>(0, Fault::KeepsRightLinks));
 }
