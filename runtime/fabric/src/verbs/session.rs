@@ -232,11 +232,15 @@ impl Session {
         lock(&self.shared.line).is_given_up
     }
 
-    /// Asks, without waiting for the answer.
+    /// Asks, without waiting for the answer. While the other side does not answer at all, only what must arrive is sent: questions that
+    /// nobody reads fill the way there, and once it is full the connection is lost.
     pub(super) fn ask(&self, question: &Question) -> Result<Awaited, Error> {
         let mut line = lock(&self.shared.line);
         if let Some(why) = &line.lost {
             return Err(self.shared.lost(why));
+        }
+        if line.is_silent() && !must_arrive(question) {
+            return Err(self.shared.unanswered());
         }
         let answers = line.ask(question).map_err(|error| self.shared.lost(&error.to_string()))?;
         Ok(Awaited { answers, shared: Arc::clone(&self.shared) })
@@ -250,7 +254,24 @@ fn limit(question: &Question) -> Duration {
     }
 }
 
+/// Whether it says that something can go, or is ready. Nobody says that over and over.
+fn must_arrive(question: &Question) -> bool {
+    matches!(
+        question,
+        Question::Disconnect(_)
+            | Question::Detach(..)
+            | Question::AttachReady(_)
+            | Question::Release(_)
+            | Question::Listen { port: 0, .. }
+    )
+}
+
 impl Line {
+    /// Whether the next answer should have come.
+    fn is_silent(&self) -> bool {
+        self.waiting.front().is_some_and(|next| self.turn_since.elapsed() >= next.limit)
+    }
+
     fn ask(&mut self, question: &Question) -> std::io::Result<mpsc::Receiver<Answer>> {
         let (sender, answers) = mpsc::channel();
         if self.waiting.is_empty() {
@@ -280,6 +301,10 @@ impl Shared {
             ListenerId::Memory(server) => Error::ServerLost { server, address: self.address.clone(), why: why.into() },
             ListenerId::Compute(peer) => Error::PeerMissing { peer, why: format!("at {}: {why}", self.address) },
         }
+    }
+
+    fn unanswered(&self) -> Error {
+        self.missing("its process does not answer".into())
     }
 
     fn missing(&self, why: String) -> Error {
@@ -317,18 +342,14 @@ impl Awaited {
     /// Waits for the answer as long as the other side answers at all: all that the asker's worker does waits for it.
     pub(super) fn wait(self) -> Result<Answer, Error> {
         self.answer_of_living().map_err(|error| match error {
-            RecvTimeoutError::Timeout => self.unanswered(),
+            RecvTimeoutError::Timeout => self.shared.unanswered(),
             RecvTimeoutError::Disconnected => self.shared.lost_now(),
         })
     }
 
     /// The answer, if it has come, or an error if the other side does not answer at all.
     pub(super) fn try_wait(&self) -> Option<Result<Answer, Error>> {
-        self.try_take().or_else(|| self.shared.patience().is_zero().then(|| Err(self.unanswered())))
-    }
-
-    fn unanswered(&self) -> Error {
-        self.shared.missing("its process does not answer".into())
+        self.try_take().or_else(|| self.shared.patience().is_zero().then(|| Err(self.shared.unanswered())))
     }
 
     /// Waits for the answer, so long at most.
@@ -473,6 +494,31 @@ mod tests {
             assert_eq!(answers.0.unwrap(), Answer::Refused("nobody has this address".into()));
             assert_eq!(answers.1.unwrap(), Answer::Done);
         }
+    }
+
+    /// What it was asked meanwhile would fill the way there, and the connection be lost over it.
+    #[test]
+    fn who_does_not_answer_is_not_asked_more_until_it_does() {
+        let (mut served, session) = Fake::new(0, 1).meet();
+        let lives = Question::Lives(OwnerId::new(1).unwrap());
+        for _ in 0..100_000 {
+            let error = session.ask(&lives).and_then(Awaited::wait).unwrap_err();
+            assert!(matches!(error, Error::ServerMissing { .. }), "{error}");
+        }
+        // What it holds for nobody would stay.
+        let gone = Question::Detach(7, true);
+        let left = session.ask(&gone).unwrap();
+        assert!(!session.is_lost());
+        for (question, answer) in [(lives, Answer::Lives(true)), (gone, Answer::Done)] {
+            assert_eq!(served.next(), Some(question), "it was asked in vain");
+            served.say(&answer);
+        }
+        assert_eq!(left.wait().unwrap(), Answer::Done);
+        // It goes on.
+        let again = session.ask(&lives).unwrap();
+        assert_eq!(served.next(), Some(lives));
+        served.say(&Answer::Lives(false));
+        assert_eq!(again.wait().unwrap(), Answer::Lives(false));
     }
 
     /// What was made for somebody who has given up, before or after the answer came, is taken back.
