@@ -312,3 +312,28 @@ fn a_server_that_is_killed_in_mid_request() {
         assert_eq!(channel.request_words(ECHO, &[4], Priority::Latency).await.unwrap().words(), [4]);
     });
 }
+
+/// Its worker has no reason to look, and would keep its memory for ever.
+#[test]
+fn a_channel_that_nobody_uses_is_closed_once_its_server_is_killed() {
+    if Backend::chosen() == Backend::Verbs {
+        return;
+    }
+    let _watch = Watchdog::start("processes", Duration::from_secs(60));
+    let dir = cluster::scratch().unwrap();
+    let (mut serving, place) = Process::serve(dir.path(), FabricProfile::Fast);
+    let compute = cluster::join_manual(&place.open(FabricProfile::Fast).unwrap(), 1).unwrap();
+    let worker = compute.worker().unwrap();
+    worker.block_on(async {
+        let channel = worker.channel_with(server(0), ABOVE_100).await.unwrap();
+        assert_eq!(channel.request_words(ECHO, &[1], Priority::Latency).await.unwrap().words(), [1]);
+        serving.kill();
+        assert_eq!(links(&place), 1);
+        while links(&place) > 0 {
+            worker.yield_now().await;
+        }
+        // The next one at its place is met as if nothing had been.
+        let (_serving, _) = Process::serve(dir.path(), FabricProfile::Fast);
+        assert_eq!(channel.request_words(ECHO, &[2], Priority::Latency).await.unwrap().words(), [2]);
+    });
+}

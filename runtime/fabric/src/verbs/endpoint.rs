@@ -191,6 +191,15 @@ impl VerbsEndpoint {
             drop(connection.close(in_order, &mut self.early));
         }
     }
+
+    /// Closes the connections to compute servers that are gone: their channels may never ask for them again.
+    fn unlink_lost(&mut self) {
+        for connection in self.connections.iter_mut().skip(self.sessions.len()) {
+            if let Some(lost) = connection.take_if(|connection| connection.is_lost()) {
+                drop(lost.close(false, &mut self.early));
+            }
+        }
+    }
 }
 
 /// The memory servers to whose regions one of these has failed, and with it the connection.
@@ -276,10 +285,11 @@ impl Endpoint for VerbsEndpoint {
 
     fn connect(&mut self, server: ServerId, who: PeerId) -> Result<OpenMemory, Error> {
         self.unlink(server, false);
-        let called = |number: usize| self.called.get(number).copied();
-        let session = match server.index().checked_sub(self.sessions.len()).map(called) {
+        let called = server.index().checked_sub(self.sessions.len()).map(|number| self.called.get(number).copied());
+        let session = match called {
             None => Arc::clone(&self.sessions[server.index()]),
             Some(Some(peer)) => {
+                self.unlink_lost();
                 let to_peers = self.connections.iter().skip(self.sessions.len()).flatten().count();
                 if to_peers >= PEERS_MAX as usize {
                     let why = format!("this worker talks to {to_peers} others already");

@@ -93,6 +93,11 @@ impl MessageConnection {
         Ok((connection, memory))
     }
 
+    /// Whether the other side is lost for good.
+    pub(super) fn is_lost(&self) -> bool {
+        self.session.is_lost()
+    }
+
     /// Whether a request can be taken: the other side has opened these bytes, and the connection is not broken.
     pub(super) fn takes(&self, request: &Request) -> bool {
         self.queue.is_connected() && self.queue.takes(request)

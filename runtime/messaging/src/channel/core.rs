@@ -99,6 +99,8 @@ pub(super) struct Core {
     /// Exchanges without news, and since when.
     pub(super) idle_polls: u32,
     pub(super) idle_since_ns: u64,
+    /// When it asked last, without waiting for anything.
+    pub(super) asked_at_ns: u64,
     pub(super) silence: Silence,
     pub(super) failed_attempts: u32,
     pub(super) nacks: u64,
@@ -164,6 +166,7 @@ impl Core {
             dirty: false,
             idle_polls: 0,
             idle_since_ns: 0,
+            asked_at_ns: 0,
             silence: Silence::default(),
             failed_attempts: 0,
             nacks: 0,

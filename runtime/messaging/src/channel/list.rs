@@ -16,6 +16,8 @@ use farlink_fabric::{Completion, Error as FabricError, connection::ConnectionSta
 /// a core, an exchange takes milliseconds.
 const IDLE_POLLS_MAX: u32 = 4096;
 const IDLE_NS_MAX: u64 = 20_000_000;
+/// One that does not wait asks so often: of a server that is gone it would keep the memory for ever.
+const UNUSED_NS: u64 = 1_000_000_000;
 /// One exchange without news in so many looks at the clock.
 const CLOCK_EVERY: u32 = 16;
 /// Connections that may be lost one after another without a single reply.
@@ -111,7 +113,7 @@ impl State {
             }
             // The next time, too, waits from now on.
             (core.idle_polls, core.idle_since_ns) = (CLOCK_EVERY, now_ns);
-            self.check_connection(core, host);
+            self.check_connection(core, host, now_ns);
         }
         if core.phase == Phase::Down && core.connection.take().is_some() {
             self.disconnect(host);
@@ -119,15 +121,15 @@ impl State {
         news
     }
 
-    /// Nothing has come for a while: asks what has become of the connection, if somebody waits.
-    fn check_connection(&self, core: &mut Core, host: &dyn Host) {
+    /// Nothing has come for a while: asks what has become of the connection; seldom, if nobody waits.
+    fn check_connection(&self, core: &mut Core, host: &dyn Host, now_ns: u64) {
         let is_sending = core.connection.as_ref().is_some_and(Connection::is_sending);
         if core.phase == Phase::Connecting || core.next != core.lowest || is_sending {
             let state = host.endpoint().borrow_mut().connection_state(self.server);
             match state {
                 // It has said something before it ended.
                 ConnectionState::Dismissed | ConnectionState::Dead if core.has_messages() => core.dirty = true,
-                ConnectionState::Up => self.check_silence(core, host),
+                ConnectionState::Up => self.check_silence(core, host, now_ns),
                 ConnectionState::Dismissed => {
                     self.connect_again(core, host, "the memory server has closed the connection")
                 }
@@ -135,14 +137,20 @@ impl State {
             }
         } else {
             core.silence.ends();
+            if now_ns - core.asked_at_ns >= UNUSED_NS {
+                core.asked_at_ns = now_ns;
+                if host.endpoint().borrow_mut().connection_state(self.server) == ConnectionState::Dead {
+                    core.fail(host, "the memory server is gone");
+                }
+            }
         }
     }
 
-    fn check_silence(&self, core: &mut Core, host: &dyn Host) {
+    fn check_silence(&self, core: &mut Core, host: &dyn Host, now_ns: u64) {
         let (Some(limit), Some(connection)) = (host.answer_wait(self.server), &core.connection) else { return };
         let sign = (connection.control_word(), connection.trace());
         let answers = host.endpoint().borrow().states_told(self.server);
-        if core.silence.lasts(sign, answers, host.now_ns(), limit) {
+        if core.silence.lasts(sign, answers, now_ns, limit) {
             tracing::warn!(server = %self.server, "who was asked gives no sign of life");
             core.fail_silent(host, limit);
         }
