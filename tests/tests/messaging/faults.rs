@@ -375,6 +375,22 @@ fn the_session_that_is_away_longest_is_given_up() {
     assert_eq!(first.hello(), session, "the session that was made first, and was away last");
 }
 
+/// As at a port that is down for a moment: what they had asked for is answered from the sessions.
+#[test]
+fn as_many_as_were_connected_at_a_time_may_lose_their_connections_at_once() {
+    const PEERS: u64 = 70;
+    let scene = scene(1, FAST, SMALL, &ServeMessages::default());
+    let mut peers: Vec<_> = (0..PEERS as u32).map(|number| Rogue::new(&scene, number)).collect();
+    assert!(peers.iter().all(says_hello));
+    let sessions: Vec<_> = peers.iter().map(Rogue::hello).collect();
+    peers.iter_mut().for_each(|peer| peer.post(0, Verb::Notify(1 << 40)));
+    until(|| scene.messages[0].counts().dropped == PEERS);
+    let peers: Vec<_> = peers.into_iter().map(Rogue::connect_again).collect();
+    assert!(peers.iter().all(says_hello));
+    let lost = peers.iter().zip(sessions).filter(|(peer, session)| peer.hello() != *session).count();
+    assert_eq!(lost, 0, "sessions were given up");
+}
+
 /// The rest of it is zeros then, and nobody has asked for that.
 #[cfg(target_os = "linux")]
 #[test]

@@ -17,7 +17,7 @@ use farlink_fabric::{
     ptr::ServerId,
 };
 
-/// Sessions without a connection that a thread keeps.
+/// Sessions without a connection that a thread keeps, if it has not had more connections at a time: all may be lost at once.
 const AWAY_MAX: usize = 64;
 
 #[derive(Debug)]
@@ -91,6 +91,7 @@ impl Thread {
         }
         self.peers[peer.index()] = Some(peer_state);
         self.present += 1;
+        self.present_max = self.present_max.max(self.present);
         self.counts().peers_now.store(self.present as u64, RELAXED);
     }
 
@@ -125,7 +126,7 @@ impl Thread {
         self.departures += 1;
         session.away_since = self.departures;
         let away = self.sessions.iter().flatten().filter(|session| session.peer.is_none());
-        if away.clone().count() > AWAY_MAX
+        if away.clone().count() > self.present_max.max(AWAY_MAX)
             && let Some(who) = away.min_by_key(|session| session.away_since).map(|session| session.who)
             && let Some(place) = self.by_worker.remove(&who)
         {

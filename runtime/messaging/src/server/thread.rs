@@ -93,7 +93,9 @@ pub(super) struct Thread {
     pub(super) busy_ns: u64,
     /// Since the last look at the clock.
     pub(super) handled: usize,
+    /// Connections, and the most that there were at a time.
     pub(super) present: usize,
+    pub(super) present_max: usize,
     /// It takes nothing more, and nobody.
     pub(super) is_ending: bool,
     pub(super) has_latest: Cell<bool>,
@@ -150,6 +152,7 @@ impl Thread {
             busy_ns: 0,
             handled: 0,
             present: 0,
+            present_max: 0,
             is_ending: false,
             has_latest: Cell::new(false),
         }
