@@ -32,7 +32,7 @@ pub enum Change {
     Left {
         /// Its number.
         peer: ServerId,
-        /// It closed the connection itself, so it will not come back for anything.
+        /// It closed the connection itself, or its process is gone: it will not come back for anything.
         in_order: bool,
     },
 }

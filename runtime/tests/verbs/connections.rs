@@ -182,7 +182,7 @@ fn each_side_learns_that_the_other_is_gone() {
     let lost = Worker::new(&other, 2);
     served.joined();
     other.abort();
-    assert!(matches!(served.next(), Change::Left { in_order: false, .. }));
+    assert!(matches!(served.next(), Change::Left { in_order: true, .. }), "it cannot come again");
     drop(lost);
     // Dismissed by the endpoint, then without anybody who listens.
     let mut dismissed = Worker::new(&fabric, 3);

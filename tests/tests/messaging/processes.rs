@@ -12,10 +12,13 @@ use std::{
 };
 
 use farlink_runtime::{
+    clock::Clock,
     fabric::{
         Error as FabricError,
-        listener::{ListenOptions, Listener},
+        connection::PeerId,
+        listener::{Change, ListenOptions, Listener},
     },
+    lock::OwnerId,
     messaging::{Error as MessagingError, MessageServer, Priority, ServeMessages, Wait},
     server::MemoryServer,
 };
@@ -41,6 +44,7 @@ fn child() {
     let _watch = Watchdog::start("child", Duration::from_secs(200));
     match role.as_str() {
         "server" => serve(Path::new(&place), profile),
+        "visitor" => visit(&serde_json::from_str(&place).unwrap(), profile),
         _ => work(&serde_json::from_str(&place).unwrap(), profile),
     }
 }
@@ -132,6 +136,16 @@ fn work(place: &Place, profile: FabricProfile) {
     });
 }
 
+/// Connects, and says nothing for as long as there is a parent.
+fn visit(place: &Place, profile: FabricProfile) {
+    let fabric = place.open(profile).unwrap();
+    let mut endpoint = fabric.endpoint(1, Clock::monotonic()).unwrap();
+    let who = PeerId { owner: OwnerId::new(70_000).unwrap(), worker: 0 };
+    let _memory = endpoint.connect(server(0), who).unwrap();
+    say("ready");
+    assert_eq!(hear(), None);
+}
+
 struct Process {
     child: Child,
     input: ChildStdin,
@@ -146,8 +160,12 @@ impl Process {
     }
 
     fn work(place: &Place, profile: FabricProfile) -> Self {
+        Self::client("worker", place, profile)
+    }
+
+    fn client(role: &str, place: &Place, profile: FabricProfile) -> Self {
         let place = PathBuf::from(serde_json::to_string(place).unwrap());
-        let (process, said) = Self::start("worker", place.as_os_str(), profile);
+        let (process, said) = Self::start(role, place.as_os_str(), profile);
         assert_eq!(said, "ready");
         process
     }
@@ -311,6 +329,29 @@ fn a_server_that_is_killed_in_mid_request() {
         let (_serving, _) = Process::serve(dir.path(), FabricProfile::Fast);
         assert_eq!(channel.request_words(ECHO, &[4], Priority::Latency).await.unwrap().words(), [4]);
     });
+}
+
+/// Nothing of it can come any more, so what is kept for it would be kept for ever.
+#[test]
+fn a_worker_that_was_killed_is_not_expected_again() {
+    let _watch = Watchdog::start("processes", Duration::from_secs(200));
+    let dir = cluster::scratch().unwrap();
+    let (listener, place, _memory) = listen(dir.path(), FabricProfile::Fast);
+    let mut endpoints: Vec<_> =
+        (0..2).map(|number| listener.endpoint(number, 1, Clock::monotonic()).unwrap()).collect();
+    let mut next = || loop {
+        let mut changes = Vec::new();
+        endpoints.iter_mut().for_each(|endpoint| endpoint.changes(true, &mut changes));
+        if let Some(change) = changes.pop() {
+            break change;
+        }
+        std::thread::yield_now();
+    };
+    let mut visitor = Process::client("visitor", &place, FabricProfile::Fast);
+    assert!(matches!(next(), Change::Joined { .. }));
+    visitor.kill();
+    let change = next();
+    assert!(matches!(change, Change::Left { in_order: true, .. }), "{change:?}");
 }
 
 /// Its worker has no reason to look, and would keep its memory for ever.

@@ -465,9 +465,9 @@ impl WorkerEnd {
     }
 
     pub(super) fn state(&self) -> ConnectionState {
-        if !self.acceptor.is_open() || self.memory.region.is_lost() {
+        if !self.acceptor.is_open() {
             ConnectionState::Dead
-        } else if self.memory.flag(DISMISSED).load(Ordering::Acquire) != 0 {
+        } else if self.memory.flag(DISMISSED).load(Ordering::Acquire) != 0 || self.memory.region.is_lost() {
             ConnectionState::Dismissed
         } else {
             ConnectionState::Up
@@ -512,9 +512,14 @@ impl ServerEnd {
         }
     }
 
-    /// Whether the worker's process is gone. A system call.
-    pub(super) fn is_abandoned(&self) -> bool {
-        self.0.region.is_lost() || self.0.file.as_ref().is_some_and(|file| !is_locked(&file.1))
+    /// Whether it is of no use any more though the worker has not closed it, and then whether its process is gone. A system call.
+    pub(super) fn is_lost(&self) -> Option<bool> {
+        if self.0.region.is_lost() {
+            return Some(false);
+        }
+        let is_abandoned = self.0.file.as_ref().is_some_and(|file| !is_locked(&file.1));
+        // It may have closed it just now, and lets the lock go after that.
+        is_abandoned.then(|| self.closed_in_order().unwrap_or(true))
     }
 }
 
@@ -574,6 +579,53 @@ mod tests {
         let connection = connect();
         second.shut();
         assert!(is_there(&connection));
+    }
+
+    #[cfg(not(miri))]
+    #[test]
+    fn a_worker_that_closes_its_connection_says_itself_whether_it_comes_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (_acceptor, connect) = files(dir.path());
+        for (end, in_order) in [(BROKEN, false), (IN_ORDER, true)] {
+            let (mut worker, served) = connect();
+            assert_eq!((served.closed_in_order(), served.is_lost()), (None, None));
+            worker.end = end;
+            drop(worker);
+            // Its lock, too, is gone by now.
+            assert_eq!(served.is_lost(), Some(in_order));
+        }
+        let (worker, served) = connect();
+        worker.memory.file.as_ref().unwrap().1.unlock().unwrap();
+        assert_eq!(served.is_lost(), Some(true), "without a word");
+    }
+
+    /// Both sides are there, and the worker connects again.
+    #[cfg(all(target_os = "linux", not(miri)))]
+    #[test]
+    fn a_connection_whose_file_is_cut_is_lost_and_nobody_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (_acceptor, connect) = files(dir.path());
+        let (worker, served) = connect();
+        worker.memory.file.as_ref().unwrap().1.set_len(0).unwrap();
+        // At first it has not touched it.
+        assert_eq!([(); 2].map(|()| worker.state()), [ConnectionState::Dismissed; 2]);
+        assert_eq!((served.closed_in_order(), served.is_lost()), (None, Some(false)));
+    }
+
+    /// A listener in this directory, and what connects to it.
+    #[cfg(not(miri))]
+    fn files(dir: &Path) -> (Arc<Acceptor>, impl Fn() -> (WorkerEnd, ServerEnd)) {
+        let whose = ListenerId::Memory(ServerId::new(0).unwrap());
+        let acceptor = Arc::new(Acceptor::create(dir, whose, &ListenOptions::default()).unwrap());
+        let theirs = Arc::new(Acceptor::open(dir, whose).unwrap());
+        let connect = move || {
+            let who = PeerId { owner: OwnerId::new(5).unwrap(), worker: 0 };
+            let worker = Acceptor::connect(&theirs, who).unwrap();
+            let path = worker.memory.path().unwrap().to_owned();
+            let found = ConnectionMemory::found(path, theirs.connection_bytes).unwrap().unwrap();
+            (worker, ServerEnd::new(found))
+        };
+        (acceptor, connect)
     }
 
     /// Both count their connections from 0, so names come again.

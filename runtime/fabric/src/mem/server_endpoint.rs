@@ -141,7 +141,7 @@ impl ServerEndpoint for MemServerEndpoint {
         self.news = news;
         for index in 0..self.peers.len() {
             let Some(peer) = &self.peers[index] else { continue };
-            let gone = peer.closed_in_order().or_else(|| (thorough && peer.is_abandoned()).then_some(false));
+            let gone = peer.closed_in_order().or_else(|| if thorough { peer.is_lost() } else { None });
             if let Some(in_order) = gone {
                 self.leave(index);
                 changes.push(Change::Left { peer: peer_id(index), in_order });

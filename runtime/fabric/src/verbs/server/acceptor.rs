@@ -105,9 +105,9 @@ const DISMISSED: u64 = 3;
 /// The worker's end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
-    /// It closed it itself.
+    /// It has no use for it any more.
     Closed,
-    /// It makes a new one instead, or its control connection has ended.
+    /// It makes a new one instead, or may do so.
     Lost,
 }
 

@@ -211,8 +211,10 @@ impl Serving {
         let Some(held) = state.sessions.remove(&id) else { return };
         drop(state);
         let queue_pairs = held.queue_pairs.len();
-        // Their queue pairs are the endpoints'; they do not reach the region.
-        held.connections.values().for_each(|connection| connection.record.end(End::Lost));
+        // Their queue pairs are the endpoints'; they do not reach the region. A memory server is lost for good to whoever loses it, and a
+        // compute server may be called again.
+        let how = if matches!(self.place.whose, ListenerId::Memory(_)) { End::Closed } else { End::Lost };
+        held.connections.values().for_each(|connection| connection.record.end(how));
         drop(held.connections);
         let ended: Vec<_> = held.queue_pairs.into_values().map(QueuePair::destroy).collect();
         if held.is_stuck || ended.iter().any(Result::is_err) {
