@@ -1,6 +1,7 @@
 //! Peers that lie, flood, fall silent or die, and servers that are lost.
 
 use std::{
+    path::Path,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -9,16 +10,22 @@ use farlink_runtime::{
     clock::Clock,
     error::Error,
     fabric::{
-        Error as FabricError, Verb,
+        Error as FabricError, Fabric, Verb,
         listener::ListenOptions,
         mem::{MemFabric, ServeRegion, ServedRegion},
     },
     messaging::{
-        Error as MessagingError, ManualMessageServer, MessageServer, Priority, ServeMessages, Service, WINDOW,
+        Error as MessagingError, MESSAGE_WORDS_MAX, ManualMessageServer, MessageServer, Priority, ServeMessages,
+        Service, WINDOW,
     },
+    server::MemoryServer,
     worker::{Handle, Worker},
 };
-use farlink_tests::{cluster::FAST, here, settings};
+use farlink_tests::{
+    bounded::Watchdog,
+    cluster::{self, FAST},
+    here, settings,
+};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::{
@@ -391,19 +398,31 @@ fn as_many_as_were_connected_at_a_time_may_lose_their_connections_at_once() {
     assert_eq!(lost, 0, "sessions were given up");
 }
 
+/// A memory server with files, which a test turns, and the way to it.
+#[cfg(target_os = "linux")]
+fn in_files(dir: &Path, seen: &Arc<Seen>) -> (ManualMessageServer, MemFabric) {
+    let region = ServeRegion { dir: dir.into(), server: 0, servers: 1, bytes: 1 << 20, any_size: false };
+    let served = ServedRegion::start(&region).unwrap();
+    let listener = served.listen(&ListenOptions { endpoints: 1, connection_bytes: SMALL }, FAST).unwrap();
+    let make = |_| Ok(Box::new(Parrot::new(seen)) as Box<dyn Service>);
+    let messages = ManualMessageServer::new(listener, &ServeMessages::default(), &Clock::monotonic(), make).unwrap();
+    (messages, MemFabric::open(dir, FAST).unwrap())
+}
+
+/// Leaves so many bytes of the file of the only connection.
+#[cfg(target_os = "linux")]
+fn cut(dir: &Path, bytes: u64) {
+    let connections: Vec<_> = std::fs::read_dir(dir.join("connections")).unwrap().flatten().collect();
+    let [connection] = &connections[..] else { panic!("{connections:?}") };
+    std::fs::OpenOptions::new().write(true).open(connection.path()).unwrap().set_len(bytes).unwrap();
+}
+
 /// The rest of it is zeros then, and nobody has asked for that.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_request_in_a_file_that_is_cut_is_not_carried_out() {
-    let dir = tempfile::tempdir().unwrap();
-    let region = ServeRegion { dir: dir.path().into(), server: 0, servers: 1, bytes: 1 << 20, any_size: false };
-    let served = ServedRegion::start(&region).unwrap();
-    let listener = served.listen(&ListenOptions { endpoints: 1, connection_bytes: SMALL }, FAST).unwrap();
-    let seen = Arc::new(Seen::default());
-    let make = |_| Ok(Box::new(Parrot::new(&seen)) as Box<dyn Service>);
-    let clock = Clock::monotonic();
-    let mut messages = ManualMessageServer::new(listener, &ServeMessages::default(), &clock, make).unwrap();
-    let fabric = MemFabric::open(dir.path(), FAST).unwrap();
+    let (dir, seen) = (tempfile::tempdir().unwrap(), Arc::new(Seen::default()));
+    let (mut messages, fabric) = in_files(dir.path(), &seen);
     let mut rogue = Rogue::on(&fabric, 0);
     // The third of them crosses the end of a page.
     let ask = |rogue: &mut Rogue, sequence| {
@@ -415,13 +434,68 @@ fn a_request_in_a_file_that_is_cut_is_not_carried_out() {
         messages.turn();
     }
     ask(&mut rogue, 3);
-    let connections: Vec<_> = std::fs::read_dir(dir.path().join("connections")).unwrap().flatten().collect();
-    let [connection] = &connections[..] else { panic!("{connections:?}") };
     // The header, the worker's memory, and the first page of the memory server's.
-    let file = std::fs::OpenOptions::new().write(true).open(connection.path()).unwrap();
-    file.set_len(4096 + SMALL as u64 + 4096).unwrap();
+    cut(dir.path(), 4096 + SMALL as u64 + 4096);
     while messages.counts().dropped == 0 {
         messages.turn();
     }
     assert_eq!(seen.handled.load(Ordering::Relaxed), 2);
+}
+
+/// What it has read by then, the memory server looks at first: nothing more is taken from it.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_file_that_is_cut_while_replies_wait_breaks_no_rule() {
+    let (dir, seen) = (tempfile::tempdir().unwrap(), Arc::new(Seen::default()));
+    let (mut messages, fabric) = in_files(dir.path(), &seen);
+    let mut rogue = Rogue::on(&fabric, 0);
+    while rogue.head_of_replies() == 0 {
+        messages.turn();
+    }
+    rogue.release(rogue.head_of_replies());
+    // More than may wait.
+    for sequence in 1..=3 {
+        rogue.send(&[1 << 8 | 1, sequence, 1, 1 << 32 | u64::from(COUNT.0), MESSAGE_WORDS_MAX as u64 - 16]);
+        while seen.handled.load(Ordering::Relaxed) < sequence {
+            messages.turn();
+        }
+    }
+    while messages.turn() {}
+    cut(dir.path(), 0);
+    while messages.counts().dropped == 0 {
+        messages.turn();
+    }
+    assert_eq!(messages.counts().malformed, 0);
+}
+
+/// It says the same to its worker as one that was dismissed.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_request_whose_file_is_cut_is_sent_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let memory = MemoryServer::start(&cluster::serve_options(dir.path(), 0, 1, 2 << 20)).unwrap();
+    let listener = memory.listen(&ListenOptions { endpoints: 1, connection_bytes: SMALL }, FAST).unwrap();
+    let seen = Arc::new(Seen::default());
+    let _watch = Watchdog::start("messages", Duration::from_secs(120));
+    let making = Arc::clone(&seen);
+    let make = move |_| Ok(Box::new(Parrot::new(&making)) as Box<dyn Service>);
+    let messages = MessageServer::start(listener, &ServeMessages::default(), make).unwrap();
+    let fabric: Arc<dyn Fabric> = Arc::new(MemFabric::open(dir.path(), FAST).unwrap());
+    let compute = cluster::join_manual(&fabric, 1).unwrap();
+    let worker = compute.worker().unwrap();
+    worker.block_on(async {
+        assert_eq!(tally(&worker).await, 1);
+        let channel = worker.channel_with(server(0), ABOVE_100).await.unwrap();
+        let asked = worker.spawn(async move {
+            channel.request_words(HELD, &[7; 90], Priority::Latency).await.map(|reply| reply.words().to_vec())
+        });
+        while seen.handled.load(Ordering::Relaxed) < 2 {
+            worker.yield_now().await;
+        }
+        cut(dir.path(), 0);
+        seen.lets_go.store(true, Ordering::Release);
+        assert_eq!(asked.await.unwrap(), [7; 90]);
+        assert_eq!(tally(&worker).await, 2);
+    });
+    assert_eq!(messages.counts().malformed, 0, "nobody has broken the protocol");
 }

@@ -9,7 +9,7 @@ use crate::{
     ring::{Consumer, ProtocolError},
     shape::{Control, Shape},
 };
-use farlink_fabric::{Error as FabricError, Verb, buffer::Buffer, connection::far, sync::Ordering};
+use farlink_fabric::{Verb, buffer::Buffer, connection::far, sync::Ordering};
 
 #[derive(Debug)]
 pub(super) struct Fetch {
@@ -67,13 +67,8 @@ impl Connection {
 
     /// [`Connection::receive`], also of a connection that has failed: what has come is there.
     pub(crate) fn take(&mut self, priority: Priority, carrier: &mut impl Carrier) -> Result<Option<Vec<u64>>, Broken> {
-        let message = self.take_next(priority, carrier)?;
-        // What was read may be what stands in the place of what was sent.
-        if message.is_some() && self.own.is_lost() {
-            let why = "the memory of the connection was taken away".to_owned();
-            return Err(Broken::Failed(Box::new(FabricError::ServerMissing { server: self.other, why })));
-        }
-        Ok(message)
+        let message = self.take_next(priority, carrier);
+        self.unless_lost(message)
     }
 
     fn take_next(&mut self, priority: Priority, carrier: &mut impl Carrier) -> Result<Option<Vec<u64>>, Broken> {

@@ -368,6 +368,15 @@ impl Connection {
         !self.is_sending() && !self.is_waiting() && self.failed.is_none() && self.outgoing.iter().all(is_published)
     }
 
+    /// What was read, unless it may be what stands in the place of what was sent.
+    fn unless_lost<T>(&self, read: Result<T, Broken>) -> Result<T, Broken> {
+        if !self.own.is_lost() {
+            return read;
+        }
+        let why = "the memory of the connection was taken away".to_owned();
+        Err(Broken::Failed(Box::new(FabricError::ServerMissing { server: self.other, why })))
+    }
+
     /// What has failed, once.
     pub(crate) fn check(&mut self) -> Result<(), Broken> {
         self.failed.take().map_or(Ok(()), |error| Err(Broken::Failed(error)))

@@ -69,7 +69,8 @@ impl Connection {
         (self.copied, self.owes) = (0, false);
         // Both before either sends: they share the pool.
         for priority in Priority::ALL {
-            self.read_remote_tail(priority)?;
+            let read = self.read_remote_tail(priority).map_err(Broken::from);
+            self.unless_lost(read)?;
         }
         for priority in Priority::ALL {
             while let Some(&item) = self.outgoing[priority.index()].queue.front() {
