@@ -76,16 +76,16 @@ pub(super) struct Arrival {
     /// What the worker has opened.
     pub(super) opened: Opened,
     pub(super) record: Arc<Record>,
-    pub(super) place: Place,
 }
 
 /// One of the connections that an endpoint can have.
 #[derive(Debug)]
-pub(super) struct Place(Arc<AtomicU64>);
+struct Place(Arc<AtomicU64>);
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        // Release: who has the place next comes after the end of who had it.
+        self.0.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -95,6 +95,8 @@ pub(super) struct Record {
     pub(super) acceptor: Arc<Acceptor>,
     endpoint: usize,
     fate: AtomicU64,
+    /// Until it ends: its endpoint may take notice much later, and its worker come again before that.
+    place: Mutex<Option<Place>>,
 }
 
 const OPEN: u64 = 0;
@@ -117,7 +119,13 @@ impl Record {
         let fate = if how == End::Closed { CLOSED } else { LOST };
         // Only the first end counts.
         if self.fate.compare_exchange(OPEN, fate, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-            self.domain().tell();
+            let domain = self.domain();
+            // Its endpoint may not look for long.
+            let is_this = |arrival: &mut Arrival| std::ptr::eq(&*arrival.record, self);
+            let not_taken_in: Vec<_> = lock(&domain.arrived).extract_if(.., is_this).collect();
+            drop(not_taken_in);
+            lock(&self.place).take();
+            domain.tell();
         }
     }
 
@@ -133,6 +141,7 @@ impl Record {
     /// The endpoint has closed it.
     pub(super) fn dismiss(&self) {
         self.fate.store(DISMISSED, Ordering::Release);
+        lock(&self.place).take();
     }
 
     /// As its worker is to see it.
@@ -212,9 +221,10 @@ impl Acceptor {
         };
         let (opening, queue_pair) = make().map_err(|error| error.to_string())?;
         let (ours, ours_opened) = (queue_pair.describe(local), opening.describe());
-        let record = Arc::new(Record { acceptor: Arc::clone(self), endpoint, fate: AtomicU64::new(OPEN) });
+        let (fate, place) = (AtomicU64::new(OPEN), Mutex::new(Some(place)));
+        let record = Arc::new(Record { acceptor: Arc::clone(self), endpoint, fate, place });
         let connection = Connection::new(queue_pair, theirs.queue_pair);
-        let arrival = Arrival { connection, opening, who, opened, record: Arc::clone(&record), place };
+        let arrival = Arrival { connection, opening, who, opened, record: Arc::clone(&record) };
         Ok((Made { record, arrival: Some(arrival) }, ours, ours_opened))
     }
 }
@@ -246,7 +256,7 @@ impl EndpointDomain {
     }
 
     fn place(&self) -> Result<Place, String> {
-        let before = self.connections.fetch_add(1, Ordering::Relaxed);
+        let before = self.connections.fetch_add(1, Ordering::Acquire);
         let place = Place(Arc::clone(&self.connections));
         if before < self.connections_max {
             return Ok(place);

@@ -3,7 +3,7 @@
 use std::{ptr::NonNull, time::Duration};
 
 use super::{
-    acceptor::{Acceptor, Arrival, ENDPOINT_DEPTH, End, EndpointDomain, Place, Record},
+    acceptor::{Acceptor, Arrival, ENDPOINT_DEPTH, End, EndpointDomain, Record},
     serving::Serving,
 };
 use crate::{
@@ -89,7 +89,6 @@ struct AttachedPeer {
     queue: RequestQueue,
     _opening: Opening,
     record: Arc<Record>,
-    _place: Place,
 }
 
 #[derive(Debug)]
@@ -142,13 +141,13 @@ impl VerbsServerEndpoint {
         self.generation = self.generation.wrapping_add(1);
         let queue = RequestQueue::new(&self.domain().domain, free as u16, ENDPOINT_DEPTH, target)?;
         let mut queue = queue.of_generation(self.generation).gathering_from(self.domain().source.clone());
-        let Arrival { connection, opening, who, record, place, .. } = arrival;
+        let Arrival { connection, opening, who, record, .. } = arrival;
         queue.connect(connection);
         let memory = opening.memory();
         if free == self.peers.len() {
             self.peers.push(None);
         }
-        self.peers[free] = Some(AttachedPeer { queue, _opening: opening, record, _place: place });
+        self.peers[free] = Some(AttachedPeer { queue, _opening: opening, record });
         Ok(Some(Change::Joined { peer: peer_id(free), who, memory }))
     }
 
@@ -248,6 +247,8 @@ impl ServerEndpoint for VerbsServerEndpoint {
             return;
         }
         self.news = news;
+        // Before the look at who has left, whose places they may have.
+        let arrived = self.domain().take_arrived();
         for index in 0..self.peers.len() {
             if let Some(Some(peer)) = self.peers.get(index)
                 && let Some(end) = peer.record.ended()
@@ -256,7 +257,7 @@ impl ServerEndpoint for VerbsServerEndpoint {
                 changes.push(Change::Left { peer: peer_id(index), in_order: end == End::Closed });
             }
         }
-        for arrival in self.domain().take_arrived() {
+        for arrival in arrived {
             let record = Arc::clone(&arrival.record);
             match self.join(arrival) {
                 Ok(Some(joined)) => changes.push(joined),
