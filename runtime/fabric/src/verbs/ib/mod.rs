@@ -19,7 +19,7 @@ pub(crate) use self::{
     device::{Device, Local},
     memory::{Access, Domain, Memory, Registered},
     queue_pair::{Peer, QueuePair, QueuePairOptions},
-    queues::{Channel, CompletionQueue, Finished, ReceiveQueue, Status},
+    queues::{Channel, CompletionQueue, Finished, ReceiveQueue, Status, sleep},
     requests::{PostList, Posting, Remote, Segment},
 };
 

@@ -112,24 +112,6 @@ impl Channel {
         unsafe { self.raw.as_ref() }.fd
     }
 
-    /// Sleeps until an event comes, `end` has something to read, or the time is over; whether either came. Signals end it
-    /// early.
-    pub(crate) fn wait(&self, limit: Duration, end: Option<&UnixStream>) -> Result<bool, Error> {
-        let watch = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let mut polled = [watch(self.descriptor()), watch(end.map_or(-1, AsRawFd::as_raw_fd))];
-        let milliseconds = i32::try_from(limit.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
-        // SAFETY: two entries, which outlive the call; one with a negative descriptor is passed over.
-        let code = unsafe { libc::poll(polled.as_mut_ptr(), 2, milliseconds) };
-        if code < 0 {
-            let error = std::io::Error::last_os_error();
-            return match error.kind() {
-                std::io::ErrorKind::Interrupted => Ok(false),
-                _ => Err(Error::io("waiting for a completion")(error)),
-            };
-        }
-        Ok(code > 0)
-    }
-
     /// Takes all events that have come.
     pub(crate) fn drain(&self) {
         loop {
@@ -149,6 +131,29 @@ impl Drop for Channel {
     fn drop(&mut self) {
         // SAFETY: made in `new`; its completion queues hold it, so none is left.
         unsafe { rdma::ibv_destroy_comp_channel(self.raw.as_ptr()) };
+    }
+}
+
+/// Sleeps until an event comes in the channel, `end` has something to read, or the time is over. Signals end it early.
+///
+/// # Errors
+/// If the device lets nobody wait for events: then it has not slept.
+pub(crate) fn sleep(channel: Option<&Channel>, limit: Duration, end: &UnixStream) -> Result<(), Error> {
+    let failed = || Error::io("waiting for a completion");
+    let watch = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    let mut polled = [watch(channel.map_or(-1, Channel::descriptor)), watch(end.as_raw_fd())];
+    let milliseconds = i32::try_from(limit.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
+    // SAFETY: two entries, which outlive the call; one with a negative descriptor is passed over.
+    if unsafe { libc::poll(polled.as_mut_ptr(), 2, milliseconds) } < 0 {
+        let error = std::io::Error::last_os_error();
+        return match error.kind() {
+            std::io::ErrorKind::Interrupted => Ok(()),
+            _ => Err(failed()(error)),
+        };
+    }
+    match polled[0].revents & !libc::POLLIN {
+        0 => Ok(()),
+        _ => Err(failed()(std::io::Error::other("the device has hung up"))),
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{
     sync::{Arc, Ordering, lock},
     verbs::{
         endpoint::{capabilities, outside},
-        ib::{Access, Finished, Registered},
+        ib::{Access, Finished, Registered, sleep},
         opened::Opening,
         queue::{Failed, RequestQueue, queue_of},
     },
@@ -63,6 +63,7 @@ impl Listener for VerbsListener {
             early: Vec::new(),
             news: 0,
             has_pending: false,
+            is_deaf: false,
         }))
     }
 
@@ -106,6 +107,8 @@ struct VerbsServerEndpoint {
     news: u64,
     /// Requests wait for room in a queue pair.
     has_pending: bool,
+    /// The device wakes it no more, and would keep it from sleeping.
+    is_deaf: bool,
 }
 
 fn peer_id(index: usize) -> ServerId {
@@ -171,6 +174,7 @@ impl VerbsServerEndpoint {
             tracing::error!(%error, "no more messages are taken; see the system's log, and start this process anew");
             self.acceptor.shut();
         }
+        self.is_deaf = true;
         for peer in self.peers.iter_mut().flatten() {
             peer.record.dismiss();
             peer.abort(None, &error.to_string(), completions);
@@ -286,15 +290,15 @@ impl ServerEndpoint for VerbsServerEndpoint {
         // What comes before this is seen by the looks that follow, what comes after it wakes.
         domain.channel.drain();
         domain.wake.drain();
-        if let Err(error) = domain.received.arm() {
-            return tracing::warn!(%error, "an endpoint cannot sleep");
-        }
+        let armed = if self.is_deaf { Ok(()) } else { domain.received.arm() };
         if self.collect().unwrap_or(false) || self.domain().news() != self.news || has_news() {
             return;
         }
         let domain = self.domain();
-        if let Err(error) = domain.channel.wait(limit, Some(domain.wake.end())) {
-            tracing::warn!(%error, "an endpoint cannot sleep");
+        let channel = (!self.is_deaf && armed.is_ok()).then_some(&*domain.channel);
+        if let Err(error) = armed.and(sleep(channel, limit, domain.wake.end())) {
+            tracing::warn!(%error, "an endpoint is not woken by its device any more");
+            self.is_deaf = true;
         }
     }
 
