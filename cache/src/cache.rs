@@ -513,6 +513,13 @@ impl Shape {
             if let Some(frame_bytes) = options.bytes.checked_sub(bookkeeping)
                 && frames * (options.page_bytes + FRAME_BYTES) <= frame_bytes
             {
+                if options.pages_max < frames {
+                    let block = options.page_class().map_or(1, frames_of_block);
+                    let frames = options.pages_max.next_multiple_of(block).min(frames);
+                    let (cooling, bookkeeping) = with(frames);
+                    let frame_bytes = frames * (options.page_bytes + FRAME_BYTES);
+                    return Ok(Self { frames, frame_bytes, cooling, bookkeeping });
+                }
                 return Ok(Self { frames, frame_bytes, cooling, bookkeeping });
             }
             frames -= (frames / 1024).max(1);

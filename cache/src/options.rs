@@ -56,6 +56,10 @@ pub struct CacheOptions {
     /// Whether subtrees can be excluded ([`CacheHandle::exclude`](crate::CacheHandle::exclude)): pages that no swizzled link
     /// leads to are then noted. Default no.
     pub excludes_subtrees: bool,
+    /// How many pages of the usual size there is room for at most, rounded up to a block of them (4 KiB), however much memory there is: for
+    /// tests, whose structures are smaller than the smallest cache.
+    #[doc(hidden)]
+    pub pages_max: usize,
 }
 
 impl CacheOptions {
@@ -73,6 +77,7 @@ impl CacheOptions {
             halving_period: 200,
             handles_max: 64,
             excludes_subtrees: false,
+            pages_max: usize::MAX,
         }
     }
 

@@ -91,6 +91,8 @@ impl<S: Subject> Model for MapModel<S> {
     type State = BTreeMap<u64, u64>;
 
     const CACHE_BYTES: usize = 64 << 10;
+    // A block of them. What has no locks has its pages in another cache.
+    const CACHED_PAGES: usize = if is_latch_free::<S>() { 0 } else { 16 };
 
     /// What has no locks, nobody owns; what has no words that are swapped has no mapping to cache.
     fn variants() -> Vec<AccessVariant> {
@@ -99,6 +101,10 @@ impl<S: Subject> Model for MapModel<S> {
             false => *variant != AccessVariant::CachedMapping,
         };
         AccessVariant::ALL.into_iter().filter(fits).collect()
+    }
+
+    fn fill() -> Vec<MapOp> {
+        (0..MAP_KEYS).map(|key| MapOp::Put(key, key, PutMode::Upsert)).collect()
     }
 
     fn draw(rng: &mut SmallRng, state: &Self::State) -> MapOp {

@@ -11,6 +11,7 @@ use std::{
 };
 
 use farlink_runtime::{
+    access::Structure,
     compute::ComputeServer,
     error::Error,
     fabric::{Fabric, faulty},
@@ -23,7 +24,7 @@ use super::{
     AccessVariant, Event, LOOKER, Model,
     scene::{self, Scene, profiles},
     search::EventOf,
-    variants::{Accessed, Client},
+    variants::{Accessed, Client, caches_little},
     with_seeds,
 };
 use crate::{
@@ -50,17 +51,28 @@ const BEGIN_LIMIT: Duration = Duration::from_millis(500);
 /// dropped in mid-flight.
 ///
 /// # Panics
-/// If one is not, or the structure is not clean behind it; if no part of what is owned has moved.
+/// If one is not, or the structure is not clean behind it; if no part of what is owned has moved, or no page has left a cache that keeps few.
 pub fn linearizable<M: Model>() {
-    let (moves, mut is_moved) = (Cell::new(0), true);
+    let (seen, mut is_moved, mut has_left) = (Seen::default(), true, true);
     with_seeds::<M>("linearizable", &AccessVariant::ALL, |variants, seed| {
         for profile in profiles() {
-            run::<M>(variants, profile, seed, profile == FabricProfile::Nasty, &moves);
+            run::<M>(variants, profile, seed, profile == FabricProfile::Nasty, &seen);
         }
-        is_moved = moves.get() > 0 || !variants.contains(&AccessVariant::Routed);
-        is_moved
+        is_moved = seen.moves.get() > 0 || !variants.contains(&AccessVariant::Routed);
+        let caches_little = |seed| variants.iter().any(|&variant| caches_little::<M>(variant, seed));
+        has_left = seen.evictions.get() > 0 || !(caches_little(0) || caches_little(1));
+        is_moved && has_left
     });
     assert!(is_moved, "nothing has moved between owners");
+    assert!(has_left, "no page has left a cache: Model::fill makes too few, or Model::CACHED_PAGES are too many");
+}
+
+/// What has happened in several runs.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Between owners.
+    moves: Cell<u64>,
+    evictions: Cell<u64>,
 }
 
 /// [`linearizable`] where requests fail.
@@ -72,16 +84,16 @@ pub fn faults<M: Model>() {
     with_seeds::<M>("faults", &AccessVariant::ALL, |variants, seed| {
         let fate = Fate::ALL[(seed % 4) as usize];
         let faults = Faults { seed, one_in: FAULTS_ONE_IN, fate, is_weak: seed % 8 < 4 };
-        run::<M>(variants, FabricProfile::Faulty(faults), seed, seed % 3 == 0, &Cell::new(0));
+        run::<M>(variants, FabricProfile::Faulty(faults), seed, seed % 3 == 0, &Seen::default());
         has_failed = faulty::breaks() > breaks_before;
         has_failed
     });
     assert!(has_failed, "nothing has failed");
 }
 
-fn run<M: Model>(variants: &[AccessVariant], profile: FabricProfile, seed: u64, drops: bool, moves: &Cell<u64>) {
+fn run<M: Model>(variants: &[AccessVariant], profile: FabricProfile, seed: u64, drops: bool, seen: &Seen) {
     for &variant in variants {
-        until_decided(|ops| of_variant::<M>(variant, profile, seed, drops, ops, moves));
+        until_decided(|ops| of_variant::<M>(variant, profile, seed, drops, ops, seen));
     }
 }
 
@@ -99,25 +111,27 @@ pub fn until_decided(mut is_decided: impl FnMut(usize) -> bool) {
     }
 }
 
-/// Whether it was found out that all is well; counts what has moved between owners.
+/// Whether it was found out that all is well.
 fn of_variant<M: Model>(
     variant: AccessVariant,
     profile: FabricProfile,
     seed: u64,
     drops: bool,
     ops: usize,
-    moves: &Cell<u64>,
+    seen: &Seen,
 ) -> bool {
     let scene = Scene::<M>::new(variant, profile, seed);
     let context = &scene.context;
     let computes = variant.computes();
     let common = Common::of(computes * WORKERS);
+    let first = if caches_little::<M>(variant, seed) { M::fill() } else { Vec::new() };
+    let filled = one_by_one::<M>(&scene.sound_fabric(), scene.structure(), &scene.context, first);
     let clients: Vec<_> = (0..computes).map(|_| scene.client(false)).collect();
     let joined: Vec<_> = (0..computes).map(|compute| cluster::join(&scene.fabric, seed + compute as u64)).collect();
     let joined: Vec<_> = joined.into_iter().map(|compute| Arc::new(compute.unwrap())).collect();
     let serve = |(number, client): (usize, &Client<M>)| client.serve(&joined[number], number == 0).unwrap();
     let servers: Vec<_> = clients.iter().enumerate().map(serve).collect();
-    let mut history = std::thread::scope(|scope| {
+    let done = std::thread::scope(|scope| {
         let mut threads = Vec::new();
         for number in 0..computes * WORKERS {
             let plan = Plan { number, seed, ops, drops, faulty: profile.faults().is_some() };
@@ -129,9 +143,11 @@ fn of_variant<M: Model>(
         all.flatten().map(|(_, event)| event).collect::<Vec<_>>()
     });
     if profile.faults().is_some() {
-        require_known(&history, context);
+        require_known(&done, context);
     }
-    moves.set(clients.iter().map(Client::moves).sum::<u64>() + moves.get());
+    let mut history = [filled, done].concat();
+    seen.moves.set(clients.iter().map(Client::moves).sum::<u64>() + seen.moves.get());
+    seen.evictions.set(clients.iter().map(Client::evictions).sum::<u64>() + seen.evictions.get());
     for (compute, client) in joined.iter().zip(&clients) {
         client.leave(compute).unwrap_or_else(|error| panic!("{context}: {error}"));
     }
@@ -254,19 +270,28 @@ fn look<M: Model>(scene: &Scene<M>) -> Vec<EventOf<M>> {
 }
 
 /// What is there, one-sided.
-pub(super) fn look_by<M: Model>(
+pub(super) fn look_by<M: Model>(fabric: &Arc<dyn Fabric>, structure: &Structure, context: &str) -> Vec<EventOf<M>> {
+    one_by_one::<M>(fabric, structure, context, M::looks())
+}
+
+/// Operations by somebody else, one-sided, one after the other.
+fn one_by_one<M: Model>(
     fabric: &Arc<dyn Fabric>,
-    structure: &farlink_runtime::access::Structure,
+    structure: &Structure,
     context: &str,
+    ops: Vec<M::Op>,
 ) -> Vec<EventOf<M>> {
+    if ops.is_empty() {
+        return Vec::new();
+    }
     let see = |worker: &Worker| {
         let client = Client::<M>::new(structure.clone(), AccessVariant::OneSided, None, 0, false)?;
         let reached = worker.block_on(client.reach(worker))?;
         let mut events = Vec::new();
-        for op in M::looks() {
+        for op in &ops {
             let begin_ns = now_ns();
-            let outcome = Some(worker.block_on(M::run(&op, &reached))?);
-            events.push(Event { worker: LOOKER, op, outcome, begin_ns, end_ns: now_ns() });
+            let outcome = Some(worker.block_on(M::run(op, &reached))?);
+            events.push(Event { worker: LOOKER, op: op.clone(), outcome, begin_ns, end_ns: now_ns() });
         }
         Ok(events)
     };

@@ -100,8 +100,12 @@ pub trait Model: 'static {
     /// What the operations so far have made of it. Empty at first. Equal states behave alike.
     type State: Default + Clone + Eq + Hash;
 
-    /// The memory of a compute server's cache, in bytes: small, so that pages come and go. Pages beyond 4 KiB take 1 MiB.
+    /// The memory of a compute server's cache, in bytes. Pages beyond 4 KiB take 1 MiB.
     const CACHE_BYTES: usize = 128 << 10;
+
+    /// About how many pages of the root's size a cache keeps in half of the runs, so that pages come and go: fewer than the structure has once it
+    /// is [filled](Model::fill), and as many as four operations hold. 0: there are no such runs, and no page ever leaves a cache.
+    const CACHED_PAGES: usize = 0;
 
     /// Whether an operation that fails with its fabric may leave pages behind that nobody reaches: one without locks, of which
     /// nobody can say what became (`Error::InstallUnknown`). They have to be found by `leaks::free`, which asks
@@ -130,6 +134,11 @@ pub trait Model: 'static {
     /// [`Model::judge`], and by the model where it is alone.
     fn is_linearizable(_op: &Self::Op) -> bool {
         true
+    }
+
+    /// Operations that come first in the runs with [few cached pages](Model::CACHED_PAGES): they make the structure large.
+    fn fill() -> Vec<Self::Op> {
+        Vec::new()
     }
 
     /// Operations that together show all of the state, and change nothing: what was lost in the end, and an attempt that ends

@@ -7,6 +7,7 @@ use rand::{SeedableRng, rngs::SmallRng};
 use super::{
     AccessVariant, Model,
     scene::{Scene, profiles},
+    variants::caches_little,
     with_seeds,
 };
 use crate::{backend::FabricProfile, cluster, settings};
@@ -44,10 +45,12 @@ fn run<M: Model>(variant: AccessVariant, profile: FabricProfile, seed: u64) {
     let (mut rng, mut state) = (SmallRng::seed_from_u64(seed), M::State::default());
     let mut last = VecDeque::new();
     let count: usize = settings::from_env("FARLINK_KIT_OPS", 300);
-    let mut ops = M::looks();
+    let first = if caches_little::<M>(variant, seed) { M::fill() } else { Vec::new() };
+    let drawn = (0..count).map(|_| None);
+    let ops = first.into_iter().map(Some).chain(drawn).chain(M::looks().into_iter().map(Some));
     worker.block_on(async {
-        for number in 0..count + ops.len() {
-            let op = if number < count { M::draw(&mut rng, &state) } else { ops.remove(0) };
+        for (number, op) in ops.enumerate() {
+            let op = op.unwrap_or_else(|| M::draw(&mut rng, &state));
             let expected = M::apply(&mut state, &op);
             let found = M::run(&op, &reached).await;
             last.push_back(format!("{op:?} -> {found:?}"));

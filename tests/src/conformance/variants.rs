@@ -10,8 +10,8 @@ use std::{
 };
 
 use farlink_offload::{
-    Adaptive, CacheOptions, Cached, CachedInner, CachedMapping, ComputeCache, Engine, EngineOptions, Holdings, Hybrid,
-    MappingCache, OwnerServer, Policies, Remote, Router, Routes, Served,
+    Adaptive, Admission, CacheOptions, Cached, CachedInner, CachedMapping, ComputeCache, Engine, EngineOptions,
+    Holdings, Hybrid, MappingCache, OwnerServer, Policies, Remote, Router, Routes, Served,
     policy::{Always, Choice, Miss, Never, Policy},
     route::{loads, move_region},
 };
@@ -228,6 +228,12 @@ impl<P: Plugin> Run for Routed<P> {
     }
 }
 
+/// Whether a run is one with [few cached pages](Model::CACHED_PAGES). Not with [`Strict`]: it looks at all while an operation holds pages.
+pub(super) fn caches_little<M: Model>(variant: AccessVariant, seed: u64) -> bool {
+    let caches = variant.owns() && variant != AccessVariant::StrictOwned || variant == AccessVariant::CachedInner;
+    M::CACHED_PAGES > 0 && seed % 2 == 1 && caches
+}
+
 /// What the workers of a compute server share.
 pub(super) struct Client<M: Model> {
     pub(super) structure: Structure,
@@ -262,11 +268,22 @@ impl<M: Model> Client<M> {
         let is_routed = variant == AccessVariant::Routed;
         let mut options = CacheOptions::new(M::CACHE_BYTES);
         options.excludes_subtrees = variant.owns() && !is_routed;
+        if caches_little::<M>(variant, seed) {
+            (options.page_bytes, options.pages_max) = (structure.class.bytes(), M::CACHED_PAGES);
+            options.admission = if seed % 4 == 1 { Admission::Always } else { Admission::Frequency };
+        }
         let mut cache = has_cache.then(|| ComputeCache::new(options)).transpose()?;
         let holdings = cache.take_if(|_| is_routed).map(|cache| Holdings::new(&structure, cache));
         let (mapping, routes) = (MappingCache::new(M::CACHE_BYTES), OnceLock::new());
         let moves = Arc::default();
         Ok(Self { structure, variant, cache, mapping, holdings, moves, routes, memory, seed, is_alone })
+    }
+
+    /// How many pages have left its cache.
+    pub(super) fn evictions(&self) -> u64 {
+        let counters =
+            self.holdings.as_ref().map(Holdings::counters).or(self.cache.as_ref().map(ComputeCache::counters));
+        counters.map_or(0, |counters| counters.total().evictions)
     }
 
     /// How often something was moved here.

@@ -14,7 +14,7 @@ use farlink_structures::rtree::{
     ops::{Count, Delete, Find, Insert, Update},
 };
 use farlink_tests::conformance::{Event, Model};
-use rand::{RngExt, rngs::SmallRng};
+use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 use crate::entries::{Key, a_query, a_rect, key};
 
@@ -98,6 +98,13 @@ impl<const D: usize> Model for Places<D> {
     type Op = Op<D>;
     type Output = Output<D>;
     type State = State;
+
+    const CACHED_PAGES: usize = 12;
+
+    fn fill() -> Vec<Op<D>> {
+        let mut rng = SmallRng::seed_from_u64(1);
+        (0..ENTRIES_MAX).map(|number| Op::Insert((a_rect(&mut rng, 100), number % 4))).collect()
+    }
 
     fn draw(rng: &mut SmallRng, state: &State) -> Op<D> {
         let entry = (a_rect(rng, 3), rng.random_range(0..4));
