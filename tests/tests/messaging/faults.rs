@@ -296,6 +296,33 @@ fn a_server_tells_its_load() {
     });
 }
 
+/// What a load says of a thread is how busy it was, and no longer is. The scene's watchdog bounds both waits.
+#[test]
+fn a_server_that_is_asked_for_much_says_that_it_is_busy() {
+    let serve = ServeMessages { report_interval: Duration::from_millis(1), ..ServeMessages::default() };
+    let scene = scene(1, FAST, SMALL, &serve);
+    let compute = scene.join(10);
+    let worker = compute.worker().unwrap();
+    worker.block_on(async {
+        let channel = worker.channel_with(server(0), ABOVE_100).await.unwrap();
+        let busy_permille = || channel.load().map_or(0, |load| load.busy_permille);
+        while busy_permille() < 100 {
+            let asked: Vec<_> = (0..16)
+                .map(|_| {
+                    let channel = channel.clone();
+                    worker.spawn(async move { channel.request_words(COUNT, &[900], Priority::Latency).await.map(drop) })
+                })
+                .collect();
+            for asked in asked {
+                asked.await.unwrap();
+            }
+        }
+        while busy_permille() >= 100 {
+            worker.yield_now().await;
+        }
+    });
+}
+
 #[test]
 fn a_service_that_panics_leaves_nobody_waiting() {
     let scene = scene(1, FAST, SMALL, &ServeMessages::default());

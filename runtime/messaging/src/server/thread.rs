@@ -169,13 +169,13 @@ impl Thread {
     pub(super) fn run(&mut self) {
         let (mut idle_turns, mut turns) = (0u32, 0u32);
         while !self.is_stopping() {
+            // A turn with something to do is busy from its beginning on.
+            let began_ns = self.busy_since_ns.or_else(|| Some(self.clock.now_ns()));
             let progress = self.turn();
             turns = turns.wrapping_add(1);
             if progress {
                 idle_turns = 0;
-                if self.busy_since_ns.is_none() {
-                    self.busy_since_ns = Some(self.clock.now_ns());
-                }
+                self.busy_since_ns = began_ns;
                 if turns.is_multiple_of(TURNS_PER_CLOCK_SAMPLE) || self.handled >= REQUESTS_PER_CLOCK_SAMPLE {
                     self.sample_clock();
                 }
@@ -334,7 +334,8 @@ impl Thread {
 mod tests {
     use super::*;
     use crate::{
-        serve::{Request, Responder},
+        message::REPLY_HEADER,
+        serve::{Address, Request, Responder},
         server::SharedState,
     };
     use farlink_fabric::{
@@ -345,6 +346,17 @@ mod tests {
     };
 
     const TURNS: u64 = 3 * POLLS_MAX as u64;
+
+    fn thread_of(serve: impl FnOnce(&Clock, &Shared, &Rc<Replies>) -> Box<dyn Service>) -> Thread {
+        let fabric = MemFabric::in_process(vec![Region::anonymous(1 << 20).unwrap()], MemOptions::default());
+        let listener = fabric.listen(ServerId::new(0).unwrap(), &ListenOptions::default()).unwrap();
+        let (clock, shared, replies) =
+            (Clock::Virtual(Rc::default()), SharedState::new(1, 1), Rc::<Replies>::default());
+        let endpoint = listener.endpoint(0, 1, clock.clone()).unwrap();
+        let service = serve(&clock, &shared, &replies);
+        let thread = Thread::new(endpoint, service, shared, 0, ServeMessages::default(), clock);
+        Thread { replies, ..thread }
+    }
 
     /// It waits for something else, and each of its turns takes as long as the time between two reports.
     struct Waits {
@@ -364,16 +376,46 @@ mod tests {
         }
     }
 
+    /// Answers somebody in every sixth turn, which takes 500 us. A turn with nothing to do takes 100 us.
+    struct Answers {
+        clock: Clock,
+        shared: Shared,
+        replies: Rc<Replies>,
+        turns: u64,
+    }
+
+    impl Service for Answers {
+        fn handle(&mut self, _: Request<'_>, _: Responder) {}
+
+        fn turn(&mut self) -> Turn {
+            self.turns += 1;
+            let answers = self.turns.is_multiple_of(6);
+            self.clock.skip_to(self.clock.now_ns() + if answers { 500_000 } else { 100_000 });
+            if answers {
+                let to = Address { session: 0, unique: 0, sequence: 0, index: 0 };
+                self.replies.finished.borrow_mut().push(Finished { to, words: vec![0; REPLY_HEADER + 1], held: None });
+            }
+            self.shared.stop.store(self.turns == TURNS, std::sync::atomic::Ordering::Release);
+            Turn::Idle
+        }
+    }
+
+    /// And what the next turn took, behind which it looks at the clock.
+    #[test]
+    fn a_thread_reports_what_its_turns_with_something_to_do_took() {
+        let mut thread = thread_of(|clock, shared, replies| {
+            Box::new(Answers { clock: clock.clone(), shared: shared.clone(), replies: Rc::clone(replies), turns: 0 })
+        });
+        thread.run();
+        let busy = thread.counts().busy_permille.load(RELAXED);
+        assert!((500..=600).contains(&busy), "{busy} of 1000");
+    }
+
     /// Where other threads want its core, each yield takes milliseconds: it still says that it lives.
     #[test]
     fn a_thread_that_yields_reports_at_each_turn() {
-        let fabric = MemFabric::in_process(vec![Region::anonymous(1 << 20).unwrap()], MemOptions::default());
-        let listener = fabric.listen(ServerId::new(0).unwrap(), &ListenOptions::default()).unwrap();
-        let clock = Clock::Virtual(Rc::default());
-        let endpoint = listener.endpoint(0, 1, clock.clone()).unwrap();
-        let shared = SharedState::new(1, 1);
-        let service = Box::new(Waits { clock: clock.clone(), shared: shared.clone(), turns: 0 });
-        let mut thread = Thread::new(endpoint, service, shared, 0, ServeMessages::default(), clock);
+        let mut thread =
+            thread_of(|clock, shared, _| Box::new(Waits { clock: clock.clone(), shared: shared.clone(), turns: 0 }));
         thread.run();
         assert!(u64::from(thread.report) >= TURNS - u64::from(POLLS_MAX), "{} reports", thread.report);
     }
