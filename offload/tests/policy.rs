@@ -1,12 +1,15 @@
 //! The policies that come with the crate, on misses made up.
 
-use std::cell::Cell;
+use std::{cell::Cell, time::Duration};
 
 use farlink_offload::policy::{
     Always, BackOff, BackOffOptions, Choice, Cold, CostAware, CostOptions, Miss, MovingAverage, Never, Policy,
     RARER_MAX, SAMPLES,
 };
-use farlink_runtime::{messaging::Load, ptr::ServerId};
+use farlink_runtime::{
+    messaging::{Load, ServeMessages},
+    ptr::ServerId,
+};
 
 const SERVER: ServerId = ServerId::new(0).unwrap();
 
@@ -165,6 +168,17 @@ fn trace(policy: &mut BackOff, count: usize, load: Option<Load>, random: &Cell<u
 }
 
 const FOUR: BackOffOptions = BackOffOptions { rounds: 4, threshold: 0.9 };
+
+#[test]
+fn back_off_is_as_in_the_paper_by_default() {
+    assert_eq!(BackOffOptions::default(), BackOffOptions { rounds: 8, threshold: 0.95 });
+    assert_eq!(ServeMessages::default().report_interval, Duration::from_millis(10));
+    // Whoever does not choose gets that one: 950 of 1000 is not busy yet, and it keeps away for 7 of [0, 8) operations.
+    let (mut policy, random) = (BackOff::default(), Cell::new(7));
+    assert_eq!(trace(&mut policy, 9, load(1, 950), &random), "S".repeat(9));
+    assert_eq!(trace(&mut policy, 7, load(2, 951), &random), ".".repeat(7));
+    assert_eq!(trace(&mut policy, 1, load(3, 0), &random), "S");
+}
 
 #[test]
 fn back_off_ships_until_the_server_is_busy() {

@@ -245,6 +245,14 @@ mod tests {
 
     use super::*;
 
+    /// From 6 records of 1 KiB on; small ones are copied, unless they are few beside a large page.
+    #[test]
+    fn what_is_gathered_by_default_is_what_the_paper_found_to_pay() {
+        let gathers = |pieces, bytes| GatherRule::default().gathers(pieces, bytes);
+        assert!(gathers(6, 6 << 10) && !gathers(5, 5 << 10));
+        assert!(!gathers(128, 16 << 10) && gathers(32, 16 << 10) && gathers(5, (16 << 10) + 4 * 128));
+    }
+
     proptest! {
         /// However a message is cut, its parts are its words in order.
         #[test]

@@ -123,6 +123,34 @@ fn three_ways_of_sending_give_one_answer() {
     }
 }
 
+/// Where nobody has said which, a page goes as its chain if much is asked of it, and as its entries if little is.
+#[test]
+fn what_is_sent_by_default_is_the_shorter() {
+    let _watch = Watchdog::start("sent scans", Duration::from_secs(100));
+    const KEYS: u64 = 150;
+    let fleet = fleet(FAST, GatherRule::NEVER);
+    let compute = cluster::join(&fleet.fabric(), 3).unwrap();
+    let worker = compute.worker().unwrap();
+    worker.block_on(async {
+        let (map, shipper) = tree(&worker, 4096).await.unwrap();
+        for key in 0..KEYS {
+            map.upsert(key, !key).await.unwrap();
+        }
+        let copied = || fleet.servers[0].messages().counts().copied_words;
+        let cost = async |high, chains| {
+            let before = copied();
+            assert_eq!(sent(&shipper, (0, high), u64::MAX, chains).await.unwrap().len() as u64, high + 1);
+            copied() - before
+        };
+        for (high, is_chain) in [(KEYS - 1, true), (KEYS / 10, false)] {
+            let [entries, chain] = [cost(high, Some(false)).await, cost(high, Some(true)).await];
+            let by_default = cost(high, None).await;
+            println!("{entries} words as entries, {chain} as a chain, {by_default} by default");
+            assert!(entries != chain && by_default == if is_chain { chain } else { entries });
+        }
+    });
+}
+
 /// Odd keys stay, even ones come and go, and with them records and pages: every odd key is in every answer.
 #[test]
 fn what_stays_is_in_every_answer() {
