@@ -102,3 +102,26 @@ impl Report {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// What compute servers may hold is not lost.
+    #[test]
+    fn a_report_of_lost_pages_is_not_clean() {
+        let of =
+            |held, has_holders| Report { audit: Audit { held, has_holders, ..Audit::default() }, ..Report::default() };
+        assert!(of(0, false).is_clean() && of(7, true).is_clean());
+        assert!(!of(1, false).is_clean());
+    }
+
+    /// Nobody knows what is behind a page that cannot be read.
+    #[test]
+    fn what_is_leaked_is_unknown_where_a_page_cannot_be_read() {
+        let mut report = Report::default();
+        assert_eq!(report.leaked(), Some(0));
+        report.add_unreadable(RemotePtr::from_raw(64).unwrap(), &"it is damaged");
+        assert_eq!(report.leaked(), None);
+    }
+}
