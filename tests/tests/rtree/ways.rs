@@ -1,10 +1,10 @@
 //! What a search costs and finds through caches, on memory servers, and over a window of reads.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::Future as _, sync::Arc, task, time::Duration};
 
 use farlink_offload::{
-    CacheOptions, Cached, ComputeCache, Engine, EngineOptions, Hybrid, Policies, Remote,
-    policy::{Always, Never},
+    Adaptive, CacheOptions, Cached, ComputeCache, Engine, EngineOptions, Hybrid, Policies, Remote,
+    policy::{Always, Choice, Miss, Never, Policy},
     ship::{Registry, ShipServer},
 };
 use farlink_runtime::{
@@ -12,17 +12,18 @@ use farlink_runtime::{
     compute::{ComputeOptions, ComputeServer},
     fabric::mem::MemOptions,
     one_sided::{OneSided, Proof},
+    ptr::ServerId,
     server,
     structure::{PlacementPolicy, StructurePlacement},
     worker::{Counters, Worker},
 };
 use farlink_structures::rtree::{Entry, Query, RTree, RTreeOptions, Rect, Tree};
-use farlink_tests::{backend::FabricProfile, bounded::Watchdog, cluster, fleet::Fleet};
+use farlink_tests::{backend::FabricProfile, bounded::Watchdog, cluster, fleet::Fleet, settings};
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
 
 use crate::{
     entries::{a_rect, sorted},
-    model::{clean, same},
+    model::{clean, same, some},
     scene::{create, scene},
 };
 
@@ -170,6 +171,45 @@ fn reads_of_all_levels_overlap() {
     });
 }
 
+/// Whoever wants few entries reads few pages: what lies behind the last of them in the order is not read.
+#[test]
+fn the_first_entries_cost_a_few_pages() {
+    let scene = scene(64 << 20);
+    scene.worker.block_on(async {
+        let mut rng = SmallRng::seed_from_u64(22);
+        let tree = create::<2>(&scene.worker).await.unwrap();
+        let entries = (0..20_000).map(|number| (within_unit_square(&mut rng, 1e-3), number));
+        tree.bulk_load(entries, 0.9).await.unwrap();
+        let report = tree.check().await.unwrap();
+        let (all, levels) = (Query::Intersects(Rect::EVERYTHING), report.height() as u64);
+        let mut most = [0; 4];
+        for _ in 0..50 {
+            let near = Query::Nearest([rng.random_range(0.0..1.0), rng.random_range(0.0..1.0)]);
+            let mut nearest = tree.search(near);
+            for (number, most) in most.iter_mut().enumerate() {
+                let before = scene.worker.counters();
+                match number {
+                    0 => assert!(!tree.is_empty().await.unwrap()),
+                    1 => assert_eq!(tree.search(all).take(5).await.unwrap().len(), 5),
+                    2 => assert_eq!(tree.search(near).take(5).await.unwrap().len(), 5),
+                    // In two parts.
+                    _ => {
+                        for _ in 0..20 {
+                            assert!(nearest.next().await.unwrap().is_some());
+                        }
+                    }
+                }
+                *most = (*most).max((scene.worker.counters() - before).reads);
+            }
+        }
+        println!("at most {most:?} READs of {} pages, {levels} levels", report.pages());
+        // Of a window, a search may have as many pages of each level on their way as fit, if in vain.
+        let ahead = levels * scene.worker.window() as u64;
+        let limits = [ahead, ahead, 4 * levels, 8 * levels];
+        assert!(most.iter().zip(limits).all(|(&reads, limit)| reads <= limit), "{most:?} READs, not {limits:?}");
+    });
+}
+
 /// A search waits for one page of each level, hardly more, if all pages that it asks for at a time fit the window; one after
 /// the other, it waits for each.
 #[test]
@@ -253,6 +293,40 @@ fn subtrees_are_searched_by_their_memory_servers() {
     });
 }
 
+/// Parts of one search are with their memory servers at the same time.
+#[test]
+fn subtrees_are_searched_in_parallel() {
+    let registry = Registry::new().with::<Tree>();
+    let fleet = Fleet::start_of(3, 32 << 20, 1, FabricProfile::Fast, &registry).unwrap();
+    let compute = cluster::join(&fleet.fabric(), 0).unwrap();
+    let worker = compute.worker().unwrap();
+    let mut rng = SmallRng::seed_from_u64(23);
+    let placement = StructurePlacement { policy: PlacementPolicy::Subtrees { level: 1 }, root: None };
+    let options = RTreeOptions { placement, ..RTreeOptions::default() };
+    let made = worker.block_on(RTree::create(&worker, "spread", options)).unwrap();
+    let entries = (0..20_000).map(|number| (a_rect(&mut rng, 1), number));
+    worker.block_on(made.bulk_load(entries, 0.9)).unwrap();
+    let (_owned, engine) = worker.block_on(sending(&worker, &made));
+    let tree = RTree::<_, 2>::over(engine.clone());
+    // Connections are opened, and pages above cached.
+    assert_eq!(worker.block_on(tree.len()).unwrap(), 20_000);
+    let shipped_before = engine.counts().shipped;
+    let (mut counting, mut most) = (Box::pin(tree.len()), 0);
+    let found = loop {
+        let sent = worker.counters().two_sided;
+        let polled = counting.as_mut().poll(&mut task::Context::from_waker(task::Waker::noop()));
+        worker.turn();
+        most = most.max(worker.counters().two_sided - sent);
+        if let task::Poll::Ready(found) = polled {
+            break found.unwrap();
+        }
+    };
+    let shipped = engine.counts().shipped - shipped_before;
+    println!("{shipped} parts are shipped, {most} in one turn");
+    assert_eq!(found, 20_000);
+    assert!(most >= worker.window() as u64 / 2, "{shipped} parts are shipped, {most} in one turn");
+}
+
 /// The owner of a tree who has memory servers do what they can.
 async fn sending(worker: &Worker, made: &RTree<OneSided<Tree>, 2>) -> (Cached<Tree>, Engine<Tree>) {
     let mut options = CacheOptions::new(1 << 20);
@@ -315,6 +389,50 @@ fn no_update_is_sent_in_vain() {
         owned.close().await.unwrap();
         clean(&made, 4000).await.unwrap();
     });
+}
+
+/// Ships every second operation.
+#[derive(Debug)]
+struct EverySecond(bool);
+
+impl Policy for EverySecond {
+    fn choose(&mut self, _: &Miss<'_>) -> Choice {
+        self.0 = !self.0;
+        if self.0 { Choice::SHIP } else { Choice::FETCH }
+    }
+}
+
+/// Two compute servers do every second operation over inner pages that they cache: they, and a memory server for them, change
+/// those behind each other's backs.
+#[test]
+fn operations_are_sent_or_done_over_cached_inner_pages() {
+    let registry = Registry::new().with::<Tree>();
+    let fleet = Fleet::start_of(2, 32 << 20, 1, FabricProfile::Fast, &registry).unwrap();
+    let computes = [0, 1].map(|seed| cluster::join(&fleet.fabric(), seed).unwrap());
+    let workers = [0, 1].map(|number: usize| computes[number].worker().unwrap());
+    let placement = StructurePlacement { policy: PlacementPolicy::OneServer, root: ServerId::new(0) };
+    let options = RTreeOptions { placement, ..RTreeOptions::default() };
+    let made = workers[0].block_on(RTree::<_, 2>::create(&workers[0], "both", options)).unwrap();
+    let caches = [0, 1].map(|_| ComputeCache::<Tree>::new(CacheOptions::new(1 << 20)).unwrap());
+    let trees = [0, 1].map(|number: usize| {
+        let structure = made.access().context().structure.clone();
+        let here = caches[number].share(&workers[number], structure.clone(), Proof::Checksum).unwrap();
+        RTree::<_, 2>::over(Adaptive::new(here, &workers[number], structure, Policies::new(EverySecond(false))))
+    });
+    let seed = settings::seed("cached inner pages and memory servers");
+    let (mut rng, mut model) = (SmallRng::seed_from_u64(seed), Vec::<Entry>::new());
+    for turn in 0..24 {
+        let (worker, tree) = (&workers[turn % 2], &trees[turn % 2]);
+        worker.block_on(some(tree, &mut model, &mut rng, 60)).unwrap();
+        let (worker, tree) = (&workers[1 - turn % 2], &trees[1 - turn % 2]);
+        worker.block_on(same(tree, &model, &mut rng)).unwrap();
+    }
+    for (tree, worker) in trees.iter().zip(&workers) {
+        let (shipped, cached) = (tree.access().counts().shipped, tree.access().here().counters().total().hits);
+        println!("{shipped} operations shipped, {cached} hits, {:?}", worker.counters());
+        assert!(shipped > 100 && cached > 100 && worker.counters().writes > 100, "{shipped} shipped, {cached} hits");
+    }
+    workers[0].block_on(clean(&made, model.len())).unwrap();
 }
 
 /// Where its answer is not on the inner levels, a search leaves the memory server of the root at the first leaf.
