@@ -1,6 +1,5 @@
 //! Four compute servers, on four threads, own a quarter each of the keys of one tree: inserts and removes on all sides of the cuts, several
-//! in flight, which split and merge the same shared pages at once. Nothing is refused, and every change of a shared page has bumped its
-//! version under its lock.
+//! in flight, which split and merge the same shared pages at once. Nothing is refused, and no change is lost.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},

@@ -102,6 +102,43 @@ fn who_waits_for_the_log_needs_none_of_the_others() {
     assert_left_clean(&fabric, &model, "dropped");
 }
 
+/// What waits for the log goes into it together: one WRITE for all, not one for each.
+#[test]
+fn those_who_wait_for_the_log_are_written_together() {
+    const ROUNDS: usize = 100;
+    // When a segment of the log begins, it is wiped first.
+    const OF_A_SEGMENT: u64 = 16;
+    let mut model = sparse(1000);
+    let fabric = fabric(FabricProfile::Fast, 256, &model, 0.8);
+    let owner = Member::join(&fabric, 1);
+    let tree = owner.own(&cache(CACHE_BYTES_ALL, Admission::Always).with_durability(Durability::Logged), KeyRange::ALL);
+    assert_eq!(owner.worker.block_on(tree.range(..).take(2000)).unwrap().len(), 1000);
+    let [alone, of_16] = [1, 16].map(|count| {
+        let before = owner.worker.counters();
+        for round in 0..ROUNDS {
+            let (key, value) = (|number: usize| (round * 7 + number) as u64 * 10, (count * 1000 + round) as u64);
+            let mut puts: Vec<Put<'_>> = (0..count).map(|number| Put::of(tree.upsert(key(number), value))).collect();
+            let mut turns = 0;
+            while puts.iter().any(|put| put.future.is_some()) {
+                puts.iter_mut().for_each(Put::poll);
+                owner.worker.turn();
+                turns += 1;
+                assert!(turns < TURNS, "{round}: they wait for ever");
+            }
+            model.extend((0..count).map(|number| (key(number), value)));
+        }
+        (owner.worker.counters() - before).writes
+    });
+    println!("{alone} WRITEs of {ROUNDS} puts one by one, {of_16} of as many times 16");
+    assert!(alone <= ROUNDS as u64 + OF_A_SEGMENT, "{alone} WRITEs of {ROUNDS} puts one by one");
+    assert!(of_16 * 5 <= 16 * ROUNDS as u64, "{of_16} WRITEs of {ROUNDS} times 16 puts");
+    owner.worker.block_on(tree.access().close()).unwrap();
+    drop(tree);
+    settle([&owner]);
+    drop(owner);
+    assert_left_clean(&fabric, &model, "written together");
+}
+
 /// Whoever writes the log for others does so for a while: a worker with nothing left to do comes to its end, however busy the others are.
 #[test]
 fn who_writes_for_others_comes_to_its_end() {
