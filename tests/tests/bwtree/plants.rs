@@ -21,6 +21,7 @@ use farlink_runtime::{
     error::Error,
     page::SizeClass,
     sync::AtomicU64,
+    worker::Handle,
 };
 use farlink_structures::bwtree::{
     Bw, BwTree, SentScan,
@@ -32,7 +33,7 @@ use farlink_tests::{
     settings,
 };
 
-use crate::{KEYS, Scene, model, open, operate};
+use crate::{ENDLESS, KEYS, Scene, model, open, operate};
 
 /// What is broken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +42,10 @@ enum Plant {
     /// The place of a number that is given up is another page's at once. That is nothing to worry about, unless the number is
     /// the same; that happens once.
     PlaceTaken {
+        same_number: bool,
+    },
+    /// Whoever merges a page stops for good once its number is given up. The place's next page has the same number, or another one.
+    StopsInMerge {
         same_number: bool,
     },
     /// A change of an inner page swaps the word that is there, not the one that it follows from.
@@ -54,7 +59,7 @@ enum Plant {
 struct Planted<A> {
     inner: A,
     plant: Plant,
-    /// Where the words of pages stand that have taken a place, and what these are.
+    /// Where the words of pages stand that have taken a place, or have given one up, and what these are.
     taken: Rc<RefCell<Vec<(WordPtr, u64)>>>,
 }
 
@@ -147,9 +152,21 @@ impl<A: Access<Plugin = Bw> + 'static> Access for Planted<A> {
             }
             _ => None,
         };
+        let gives_up = match (self.plant, MapWord(swap.to).target()) {
+            (Plant::StopsInMerge { same_number }, Some(Mapped::Not(_))) => {
+                swap.to -= u64::from(same_number);
+                true
+            }
+            _ => false,
+        };
+        let (at, to) = (swap.word, swap.to);
         let outcome = self.inner.install(new, f, swap, unlinked).await?;
+        if gives_up && outcome.is_ok() {
+            self.taken.borrow_mut().push((at, to));
+            std::future::pending::<()>().await;
+        }
         if let Some(pid) = given_up.filter(|_| outcome.is_ok()) {
-            self.take(swap.word, swap.to, pid).await?;
+            self.take(at, to, pid).await?;
         }
         Ok(outcome)
     }
@@ -218,6 +235,70 @@ fn a_place_is_used_again_at_once_and_a_number_is_not() {
     assert!(untouched < taken, "a number that is used again at once is not noticed");
 }
 
+/// Somebody stops in a merge whose page has no number any more, and another page has the place. Whether all keys are found.
+fn found_beside_a_taken_place(number: u64, same_number: bool) -> Result<(), String> {
+    let scene = Scene::new();
+    // None of them leaves: that is to wait for the other.
+    let [(worker, compute), (other, other_compute)] = [2, 3].map(|seed| scene.join(seed));
+    let (worker, other) = (ManuallyDrop::new(worker), ManuallyDrop::new(other));
+    std::mem::forget((compute, other_compute));
+    let sound = worker.block_on(async {
+        let tree = open(&worker).await.unwrap();
+        for number in 0..number {
+            operate(&tree, number).await.unwrap();
+        }
+        tree
+    });
+    let tree = Planted::tree(sound.access().clone(), Plant::StopsInMerge { same_number });
+    let taken = Rc::clone(&tree.access().taken);
+    let mut merging = Box::pin(worker.spawn(async move { operate(&tree, number).await }));
+    while taken.borrow().is_empty() {
+        assert!(merging.as_mut().poll(&mut TaskContext::from_waker(Waker::noop())).is_pending(), "it does not stop");
+        bounded::turn(&worker);
+    }
+    std::mem::forget(merging);
+    let [(at, given_up)] = taken.borrow()[..] else { panic!("it goes on") };
+    other.block_on(async {
+        let tree = open(&other).await.unwrap();
+        // Far from the merge, which so stays as it is.
+        for key in 100_000..120_000 {
+            let word = MapWord(tree.access().load(&[at]).await.unwrap()[0]);
+            if matches!(word.target(), Some(Mapped::To(_))) {
+                return;
+            }
+            assert_eq!(word.0, given_up);
+            assert!(tree.insert(key, key).await.unwrap());
+        }
+        panic!("nobody takes the place");
+    });
+    let handle: Handle = (**other).clone();
+    let find = async move {
+        let tree = open(&handle).await.map_err(|error| error.to_string())?;
+        for (key, value) in model(0..=number) {
+            let found = tree.get(key).await.map_err(|error| format!("key {key}: {error}"))?;
+            if found != Some(value) {
+                return Err(format!("key {key}: {found:?}"));
+            }
+        }
+        Ok(())
+    };
+    bounded::run(&other, ENDLESS, find).map_err(|endless| endless.to_string())?
+}
+
+#[test]
+fn a_number_that_a_place_keeps_is_caught() {
+    let _watch = Watchdog::start("a place keeps its number", Duration::from_secs(100));
+    let caught = merges().into_iter().take(8).find_map(|number| {
+        let sound = found_beside_a_taken_place(number, false);
+        sound.unwrap_or_else(|why| {
+            panic!("a place that is used again hides what was merged by operation {number}: {why}")
+        });
+        // Not beside a merge that others meet, and bring to its end, before its place is taken.
+        found_beside_a_taken_place(number, true).err()
+    });
+    println!("{}", caught.expect("a number that is used again is not noticed"));
+}
+
 /// Somebody stops in a merge behind so many turns, others split all pages around, and the merge goes on. None if it had ended before;
 /// else whether all is there.
 fn merge_later(number: u64, turns: u64, plant: Plant) -> Option<Result<(), String>> {
@@ -276,17 +357,21 @@ fn merge_later(number: u64, turns: u64, plant: Plant) -> Option<Result<(), Strin
 
 /// The first removal that merges two pages below the root.
 fn a_merge() -> u64 {
+    merges()[0]
+}
+
+/// The removals that merge pages.
+fn merges() -> Vec<u64> {
     let scene = Scene::new();
     let (worker, _compute) = scene.join(2);
     worker.block_on(async {
-        let tree = open(&worker).await.unwrap();
+        let (tree, mut merges) = (open(&worker).await.unwrap(), Vec::new());
         for number in 0..2 * KEYS {
+            let before = worker.counters().merges;
             operate(&tree, number).await.unwrap();
-            if worker.counters().merges > 0 {
-                return number;
-            }
+            merges.extend((worker.counters().merges > before).then_some(number));
         }
-        panic!("nothing is merged");
+        merges
     })
 }
 
