@@ -101,6 +101,13 @@ pub(crate) struct Took {
     pub(crate) coreless_ns: u64,
 }
 
+impl Took {
+    /// But for when its thread had no core.
+    pub(crate) fn waited_ns(self) -> u64 {
+        self.ns.saturating_sub(self.coreless_ns)
+    }
+}
+
 /// What a process says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Said {
@@ -151,19 +158,18 @@ fn say(line: &str) -> anyhow::Result<()> {
 }
 
 /// Says for how long the calling thread could run, and had no core.
-struct Coreless(Option<File>);
+pub(crate) struct Coreless(Option<File>);
 
 impl Coreless {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(File::open("/proc/thread-self/schedstat").ok())
     }
 
-    /// 0 where the system does not say.
-    fn ns(&self) -> u64 {
+    /// `None` where the system does not say.
+    pub(crate) fn ns(&self) -> Option<u64> {
         let mut text = [0; 64];
-        let read = self.0.as_ref().and_then(|file| file.read_at(&mut text, 0).ok()).unwrap_or(0);
-        let second = std::str::from_utf8(&text[..read]).ok().and_then(|text| text.split(' ').nth(1));
-        second.and_then(|ns| ns.parse().ok()).unwrap_or(0)
+        let read = self.0.as_ref()?.read_at(&mut text, 0).ok()?;
+        std::str::from_utf8(&text[..read]).ok()?.split(' ').nth(1)?.parse().ok()
     }
 }
 
@@ -244,9 +250,10 @@ impl<S: Subject> Worker<'_, S> {
             let (operation, _, value) = (words.next(), words.next(), words.next());
             let value = value.map_or_else(String::new, |value| format!(" {value}"));
             say(&format!("b {task} {key} {}{value}", operation.unwrap_or_default()))?;
-            let (begun, coreless_ns) = (Instant::now(), self.coreless.ns());
+            let coreless_ns = || self.coreless.ns().unwrap_or(0);
+            let (begun, coreless_before_ns) = (Instant::now(), coreless_ns());
             let answered = self.access.answer(request).await;
-            let (ns, coreless_ns) = (begun.elapsed().as_nanos(), self.coreless.ns() - coreless_ns);
+            let (ns, coreless_ns) = (begun.elapsed().as_nanos(), coreless_ns() - coreless_before_ns);
             match answered {
                 Ok(answer) => {
                     let seen = change.seen(&answer).map_or_else(|| "-".to_owned(), |value| value.to_string());

@@ -47,7 +47,7 @@ use crate::report::{CheckRow, Reporter};
 use crate::signals;
 use crate::subject::{AccessMode, Answer};
 use crate::units::show_nanoseconds;
-use crate::victim::{Errand, Said, Took, universe, value_of};
+use crate::victim::{Coreless, Errand, Said, Took, universe, value_of};
 
 /// Answers between two blows, at most.
 const ANSWERS_MAX: u64 = 2000;
@@ -59,6 +59,8 @@ const STOPS_ONE_IN: u32 = 5;
 const QUIET_MAX: Duration = Duration::from_millis(100);
 /// What memory may differ by, of what the load takes.
 const MEMORY_SHARE: f64 = 0.02;
+/// So long an operation may wait, in seconds.
+const WAIT_S_MAX: f64 = 1.0;
 /// Keys of which no more is told.
 const PROBLEMS_TOLD: usize = 3;
 /// So many failed operations end a run: one would fail its check, and with more it would not get on.
@@ -73,10 +75,14 @@ struct Outcome {
     kills: u64,
     stops: u64,
     longest: Took,
+    /// The longest that an operation took but for when its thread had no core.
+    longest_wait_ns: u64,
     /// The longest that an operation had taken which a kill cut off.
     longest_cut_off: Duration,
     /// How long it took until a killed process was gone: its operations' askers wait for that, too.
     longest_death: Duration,
+    /// How much longer than was drawn somebody was stopped.
+    longest_overslept: Duration,
     failed: u64,
     first_failure: Option<String>,
     /// Operations that were lost with the owner that they were sent to: nobody knows whether it has done them.
@@ -89,6 +95,15 @@ struct Outcome {
     found: u64,
     /// What is in use at the end of the load, and once all keys are removed.
     used: [Used; 2],
+}
+
+impl Outcome {
+    /// Seconds that an operation waited, of what is not the machine's: who takes long to be gone, or is stopped for longer than was meant,
+    /// has its locks until then.
+    fn wait_s(&self) -> f64 {
+        let machines = self.longest_death.max(self.longest_overslept);
+        Duration::from_nanos(self.longest_wait_ns).saturating_sub(machines).as_secs_f64()
+    }
 }
 
 /// Memory that is in use, while nobody has pages in hand.
@@ -295,9 +310,11 @@ impl<'a> Run<'a> {
         let stop = Duration::from_millis(self.rng.random_range(STOP_MS));
         if self.rng.random_ratio(1, STOPS_ONE_IN) {
             self.outcome.stops += 1;
+            let begun = Instant::now();
             self.children[victim].pause();
             thread::sleep(stop);
             self.children[victim].resume();
+            self.outcome.longest_overslept = self.outcome.longest_overslept.max(begun.elapsed().saturating_sub(stop));
             return Ok(());
         }
         if self.lives[victim].is_multiple_of(2) && self.heard[victim].elapsed() >= QUIET_MAX {
@@ -327,6 +344,7 @@ impl<'a> Run<'a> {
             if took.ns > self.outcome.longest.ns {
                 self.outcome.longest = *took;
             }
+            self.outcome.longest_wait_ns = self.outcome.longest_wait_ns.max(took.waited_ns());
         }
         match said {
             Said::Begins { task, key, change } => {
@@ -447,8 +465,10 @@ fn tell(
         ("stops", wild.stops.into()),
         ("longest_ns", wild.longest.ns.into()),
         ("longest_coreless_ns", wild.longest.coreless_ns.into()),
+        ("longest_wait_ns", wild.longest_wait_ns.into()),
         ("longest_ns_without_kills", calm.longest.ns.into()),
         ("longest_coreless_ns_without_kills", calm.longest.coreless_ns.into()),
+        ("longest_wait_ns_without_kills", calm.longest_wait_ns.into()),
         ("longest_cut_off_ns", (wild.longest_cut_off.as_nanos() as u64).into()),
         ("longest_death_ns", (wild.longest_death.as_nanos() as u64).into()),
     ];
@@ -465,6 +485,13 @@ fn tell(
     });
     let row = CheckRow::new("operations", problem).count("failed", wild.failed + calm.failed);
     reporter.check(&row.count("lost_with_owners", wild.lost))?;
+    // Else a busy machine would break it.
+    if Coreless::new().ns().is_some() {
+        let wait_s = wild.wait_s().max(calm.wait_s());
+        let problem = (wait_s > WAIT_S_MAX)
+            .then(|| format!("an operation waited {wait_s:.3} s while its thread had a core and nobody was dying"));
+        reporter.check(&CheckRow::new("waits", problem).count("seconds", (wait_s * 1000.0).round() / 1000.0))?;
+    }
     let [report, _] = &wild.reports;
     let damaged = report.problems.iter().filter(|problem| problem.what.starts_with("cannot be read")).count();
     let mut check = cluster_view::check_row(known.name(), "chaos", report).count("damaged", damaged);
@@ -557,6 +584,17 @@ mod tests {
         assert!(problem(report(9), broken(0)).starts_with("once all keys are removed: "));
         assert_eq!(problem(report(8), report(0)), "it has 8 entries, and 9 keys were found");
         assert_eq!(problem(report(9), report(2)), "2 entries are left once all keys are removed");
+    }
+
+    #[test]
+    fn an_operation_waits_while_its_thread_has_a_core_and_nobody_dies() {
+        let wait_s = |longest_wait_ns, death_ms| {
+            Outcome { longest_wait_ns, longest_death: Duration::from_millis(death_ms), ..Outcome::default() }.wait_s()
+        };
+        let took = |ns, coreless_ns| Took { ns, coreless_ns }.waited_ns();
+        assert_eq!(took(7_000_000_000, 6_500_000_000), 500_000_000);
+        assert_eq!(took(7, 8), 0, "they are read one after the other");
+        assert_eq!((wait_s(1_200_000_000, 0), wait_s(1_200_000_000, 300), wait_s(1, 300)), (1.2, 0.9, 0.0));
     }
 
     #[test]
