@@ -344,8 +344,10 @@ impl<S: OrderedMap> Client<S> {
         let (AccessUnderTest::Cached { routed: true, part, .. }, Some(holdings)) = (self.reach, &self.holdings) else {
             return Ok(None);
         };
-        let worker = again(|| compute.worker())?;
-        worker.block_on(again_async(async || holdings.take(&worker, key_range(part)).await))?;
+        if part != Part::NONE {
+            let worker = again(|| compute.worker())?;
+            worker.block_on(again_async(async || holdings.take(&worker, key_range(part)).await))?;
+        }
         again(|| {
             let served = vec![Served::new(holdings)];
             // There are more threads than cores.

@@ -16,6 +16,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
+        mpsc::{self, Sender},
     },
     time::{Duration, Instant},
 };
@@ -84,8 +85,9 @@ Workers in several processes change one tree over a nasty fabric; then everythin
   --cache-percent 1 the cache of each process, in percent of the tree's bytes when it is loaded; at least 64 KiB
   --cache-bytes N   the cache of each process, in bytes
   --route no        with --access cached, yes: all workers use all keys, and operations go to the owners
-  --move-every 0    with --route yes: a range, or a piece of one, goes to another owner each so many milliseconds; 0 for
-                    never
+  --move-every 0    with --route yes: a range, or a piece of one, goes to another owner each so many milliseconds, first
+                    to the last process, which has none; of three processes or more, the first one stops at half
+                    time, gives all that it owns away, and leaves. 0 for never
   --admission frequency  into a full cache: frequency, always, or dex: a tenth of the leaves, random victims
   --seed N          decides what is random; a fresh one by default
 ";
@@ -177,7 +179,8 @@ pub struct Options {
     pub ship: Option<ShipChoice>,
     /// Whether all workers use all keys, and operations are sent to their owners. With [`AccessMode::Cached`].
     pub route: bool,
-    /// Milliseconds between two moves of a range from one owner to another; 0 for none. With `route`.
+    /// Milliseconds between two moves of a range from one owner to another; 0 for none. With `route`. The last process has none at first,
+    /// and the first one [leaves](Self::one_leaves).
     pub move_every_ms: u64,
     /// What the run goes on for; until a request has failed, if any may, it always does.
     pub awaits: Awaits,
@@ -337,6 +340,16 @@ impl Options {
         }
     }
 
+    /// Whether the last process owns nothing at first: the first range that moves goes to it.
+    fn one_comes(&self) -> bool {
+        self.move_every_ms != 0 && self.processes > 1
+    }
+
+    /// Whether the first process stops at half time, gives all that it owns away, and leaves while the others go on.
+    pub fn one_leaves(&self) -> bool {
+        self.move_every_ms != 0 && self.processes > 2
+    }
+
     /// How readers prove their copies whole.
     pub fn proof(&self) -> Proof {
         if self.three_waits { Proof::LockBodyLock } else { Proof::Checksum }
@@ -460,7 +473,8 @@ fn reaches<S: Subject>(
             Ok(vec![AccessUnderTest::Adaptive { ship: options.ship.unwrap_or(ShipChoice::Cost) }; processes])
         }
         AccessMode::Cached | AccessMode::Engine => {
-            let parts = cut::<S>(fabric, processes, initial)?;
+            let mut parts = cut::<S>(fabric, processes - usize::from(options.one_comes()), initial)?;
+            parts.resize(processes, Part::NONE);
             let reach = |part| AccessUnderTest::Cached { part, cache, ship: options.ship, routed: options.route };
             Ok(parts.into_iter().map(reach).collect())
         }
@@ -501,16 +515,20 @@ fn is_of_a_fault(error: &farlink_runtime::error::Error) -> bool {
     text.contains("the faulty fabric") || text.contains("which it has carried out or not")
 }
 
-/// Has a range drawn at random, or a piece of one, go to another owner, again and again, until it is over; how many did.
+/// Has a range drawn at random, or a piece of one, go to another owner, again and again, until it is over; how many did. The first goes to
+/// the last owner. Once the first owner has stopped, all that it has goes to others, and then `owns_some` is dropped.
 fn keep_moving<S: Subject>(
     fabric: &Arc<dyn Fabric>,
     options: &Options,
     owners: &[OwnerId],
-    is_over: &AtomicBool,
+    (has_stopped, is_over): (&AtomicBool, &AtomicBool),
+    owns_some: Sender<()>,
 ) -> anyhow::Result<u64> {
-    if options.move_every_ms == 0 || owners.len() < 2 {
+    let [first, .., last] = *owners else { return Ok(0) };
+    if options.move_every_ms == 0 {
         return Ok(0);
     }
+    let mut owns_some = Some(owns_some);
     let mut random = StdRng::seed_from_u64(options.seed);
     cluster::with_worker(fabric, |worker| {
         worker.block_on(async {
@@ -519,11 +537,19 @@ fn keep_moving<S: Subject>(
             while !is_over.load(Ordering::Acquire) {
                 std::thread::sleep(Duration::from_millis(options.move_every_ms));
                 let map = ownership::read(worker, &structure).await?;
-                let Some((from, part)) = map.owners().choose(&mut random) else { continue };
+                let is_leaving = has_stopped.load(Ordering::Acquire);
+                let empties = is_leaving && owns_some.is_some();
+                let regions = map.owners().filter(|&(owner, _)| !empties || owner == first);
+                let Some((from, part)) = regions.choose(&mut random) else {
+                    owns_some = None;
+                    continue;
+                };
                 let Some(region) = part.to_region::<KeyRange>()? else { continue };
-                let is_whole = map.entries.len() > RANGES_MAX || random.random_bool(0.3);
+                let is_whole = empties || map.entries.len() > RANGES_MAX || random.random_bool(0.3);
                 let region = if is_whole { region } else { piece_of(region, &mut random) };
-                let Some(&to) = owners.iter().filter(|&&owner| owner != from).choose(&mut random) else { continue };
+                let others = owners.iter().filter(|&&owner| owner != from && !(is_leaving && owner == first));
+                let drawn = others.choose(&mut random).copied();
+                let Some(to) = (if moves == 0 { Some(last) } else { drawn }) else { continue };
                 match move_region(worker, &structure, &region, from, to).await {
                     Ok(moved) => moves += u64::from(moved.is_some()),
                     // Not done, or not known whether it is, and said so: the next one is another.
@@ -547,7 +573,18 @@ pub fn prepare<S: Subject>(fabric: &Arc<dyn Fabric>, options: &Options, historie
         cluster::load::<S>(fabric, TREE, initial.iter().map(|(&key, &value)| (key, value)), FILL)?;
     }
     let reaches = (0..).zip(reaches::<S>(fabric, options, &initial)?);
-    Ok(reaches.map(|(process, reach)| Work { reach, ..options.work(process, histories) }).collect())
+    let work = |(process, reach)| {
+        let mut work = Work { reach, ..options.work(process, histories) };
+        if options.one_leaves() && process == 0 {
+            (work.seconds, work.awaits) = (work.seconds / 2.0, Awaited::default());
+        }
+        // What it owns it has late, and little perhaps.
+        if options.one_comes() && process == options.processes - 1 {
+            work.awaits = Awaited { splits: false, merges: false, ..work.awaits };
+        }
+        work
+    };
+    Ok(reaches.map(work).collect())
 }
 
 /// Runs the whole thing; `program` is `farlink-stress`.
@@ -583,24 +620,36 @@ fn run_on<S: Subject>(program: &Path, options: &Options) -> anyhow::Result<Summa
     }
     let begun = Instant::now();
     peers.iter_mut().try_for_each(Peer::go)?;
-    let mut moves = 0;
+    let mut peer_report = PeerReport::default();
     if options.route {
         let owners = peers.iter().map(|peer| OwnerId::new(peer.ready().owner.into()).context("an incarnation"));
         let owners: Vec<OwnerId> = owners.collect::<anyhow::Result<_>>()?;
-        let is_over = AtomicBool::new(false);
-        moves = std::thread::scope(|scope| {
-            let mover = scope.spawn(|| keep_moving::<S>(&fast, options, &owners, &is_over));
-            let done = peers.iter_mut().try_for_each(Peer::wait_until_done);
+        let [has_stopped, is_over] = [AtomicBool::new(false), AtomicBool::new(false)];
+        let leaver = options.one_leaves().then(|| peers.remove(0));
+        let moves = std::thread::scope(|scope| {
+            let (owns_some, owned) = mpsc::channel();
+            let (fast, owners, flags) = (&fast, &owners, (&has_stopped, &is_over));
+            let mover = scope.spawn(move || keep_moving::<S>(fast, options, owners, flags, owns_some));
+            let leave = |mut peer: Peer| {
+                peer.wait_until_done()?;
+                has_stopped.store(true, Ordering::Release);
+                // Nothing is sent: until it owns nothing, or whoever moves ranges has failed.
+                let _ = owned.recv();
+                peer.go()?;
+                peer_report.add(&peer.finish()?);
+                anyhow::Ok(())
+            };
+            let left = leaver.map_or(Ok(()), leave).context("who leaves before the others");
+            let done = left.and_then(|()| peers.iter_mut().try_for_each(Peer::wait_until_done));
             is_over.store(true, Ordering::Release);
             let moves = mover.join().map_err(|_| anyhow::anyhow!("the mover panicked"))?;
             // A region without an owner has others fail, too.
             let moves = moves.with_context(|| format!("moving a range, seed {}", options.seed))?;
             done.map(|()| moves).with_context(|| format!("seed {}", options.seed))
         })?;
+        peer_report.counters.insert("moves".into(), moves);
         peers.iter_mut().try_for_each(Peer::go)?;
     }
-    let mut peer_report = PeerReport::default();
-    peer_report.counters.insert("moves".into(), moves);
     for peer in peers {
         peer_report.add(&peer.finish().with_context(|| format!("seed {}", options.seed))?);
     }

@@ -92,6 +92,15 @@ fn four_owners_insert_into_one_tree() {
     }
 }
 
+/// One comes and has nothing at first, one leaves in the middle of it: operations that go to the owners do not notice.
+#[test]
+fn owners_come_and_leave_while_ranges_move() {
+    let moving = Options { processes: 4, workers: 1, keys: 10_000, route: true, move_every_ms: 20, ..cached() };
+    holds("ranges move", moving.clone());
+    let profile = FabricProfile::Faulty(Faults { seed: 0, one_in: 200, fate: Fate::Any, is_weak: false });
+    holds("ranges move, inserts, faulty", Options { grows: true, profile, ..moving });
+}
+
 #[test]
 fn two_processes_share_everything_but_inner_pages() {
     holds("shared inner", shared());

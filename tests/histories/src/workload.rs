@@ -24,6 +24,8 @@ pub struct Part {
 impl Part {
     /// Every key.
     pub const ALL: Self = Self { low: 0, high: u64::MAX };
+    /// No key.
+    pub const NONE: Self = Self { low: u64::MAX, high: 0 };
 
     /// Whether a key is one of them.
     pub fn contains(self, key: u64) -> bool {
