@@ -18,7 +18,7 @@ use super::rows::CacheSize;
 use super::trial::{Admit, Loaded, Trial, Way, against, shape};
 use crate::plan::AdmissionChoice;
 use crate::progress::Progress;
-use crate::report::{Reporter, Row};
+use crate::report::{CheckRow, Reporter, Row};
 use crate::subject::AccessMode;
 use crate::table::{digits, table};
 use crate::units::plural;
@@ -103,6 +103,7 @@ pub(crate) fn run(args: &Table2Args, out: impl Write) -> anyhow::Result<()> {
     let more = inserting_ops * ways.len() as u64;
     let loaded = progress.step("load", || Loaded::load(&key_set, args.memory_servers, more))?;
     let mut run = 0;
+    let mut beside_code = None;
     for mix in MIXES {
         papers(mix.name).chain(public(mix.name)).try_for_each(|row| reporter.row(row))?;
         for way in ways {
@@ -124,6 +125,12 @@ pub(crate) fn run(args: &Table2Args, out: impl Write) -> anyhow::Result<()> {
             };
             run += 1;
             let row = progress.step(&format!("{}, {}", way.name, mix.name), || loaded.run(&trial))?;
+            if mix.name == READ_ONLY.name
+                && way.mode == AccessMode::Engine
+                && args.admission == AdmissionChoice::Frequency
+            {
+                beside_code = public(mix.name).next().and_then(|code| over_code(&row, &code));
+            }
             // The leaves of what is shipped are no misses.
             let compares = mix.insert_percent == 0 && way.mode != AccessMode::Engine;
             reporter.row(if compares { against(row, &optimum) } else { row })?;
@@ -136,6 +143,36 @@ pub(crate) fn run(args: &Table2Args, out: impl Write) -> anyhow::Result<()> {
     }
     progress.begin("check");
     drop(progress);
+    beside_code.iter().try_for_each(|check| reporter.check(check))?;
     loaded.check(&mut reporter)?;
     reporter.all_held()
+}
+
+/// What is read and sent, over what DEX's public code reads and sends: in a tree of as many keys, and where that ships.
+fn over_code(shipped: &Row, code: &Row) -> Option<CheckRow> {
+    let ships = code.two_sided_per_op.is_some_and(|messages| messages > 0.0);
+    let is_alike = ships && code.number("keys") == shipped.number("keys");
+    let remote_ops = |row: &Row| Some(row.reads_per_op? + row.two_sided_per_op?);
+    let ratio = remote_ops(shipped)? / remote_ops(code)?;
+    let check = CheckRow::within("READs and messages, shipped, over those of DEX's public code", ratio, 0.0..=1.0);
+    is_alike.then(|| check.explained("fewer than 5M --warm-up-ops leave caches cold"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_shipped_is_held_against_dexs_code_where_trees_are_alike() {
+        let holds = |percent, keys, (reads, messages)| {
+            let code = paper::dex_code(READ_ONLY.name, 0.99, 1, percent).next()?;
+            let ours = Row { reads_per_op: Some(reads), two_sided_per_op: Some(messages), ..Row::default() };
+            over_code(&ours.with("keys", keys), &code).map(|check| check.ok)
+        };
+        let keys = 10_000_000_u64;
+        assert_eq!([holds(1.0, keys, (0.081, 0.567)), holds(8.0, keys, (0.027, 0.407))], [Some(true); 2]);
+        assert_eq!([holds(1.0, keys, (0.133, 0.611)), holds(8.0, keys, (0.121, 0.407))], [Some(false); 2]);
+        // Of fewer keys, fewer lookups go to the popular ones; with a large cache it ships nothing.
+        assert_eq!([holds(1.0, 1_000_000, (0.0, 0.0)), holds(32.0, keys, (0.4, 0.0))], [None; 2]);
+    }
 }
