@@ -424,11 +424,16 @@ fn local_r_trees_give_the_same_answers() {
     let (rows, checks) = lines.split_at(7 * 5 - 2);
     assert!(rows.iter().all(|row| number(row, "ops") > 0.0 && number(row, "times_rstar") > 0.0), "{rows:?}");
     assert!(rows.iter().filter(|row| row["name"] == "rstar").all(|row| number(row, "times_rstar") == 1.0), "{rows:?}");
-    let answers: Vec<_> =
-        checks.iter().filter(|check| check["name"].as_str().unwrap().starts_with("answers")).collect();
-    assert_eq!(answers.len(), 7);
+    let (answers, speeds): (Vec<&Value>, Vec<&Value>) =
+        checks.iter().partition(|check| check["name"].as_str().unwrap().starts_with("answers of "));
+    // A load answers nothing, and a count may take as long as it does.
+    assert_eq!((answers.len(), speeds.len()), (7 - 1, 7 - 2), "{checks:?}");
     assert!(answers.iter().all(|check| check["ok"] == true), "{answers:?}");
     let found = |name: &str| answers.iter().find(|check| check["name"] == name).map(|check| number(check, "found"));
     assert_eq!(found("answers of 5 nearest"), Some(2.0 * 500.0 * 5.0));
-    assert!(found("answers of search, 1e-2") > Some(0.0) && found("answers of insert") > Some(0.0), "{answers:?}");
+    for name in ["search, 1e-2", "count, 1e-2", "insert"] {
+        assert!(found(&format!("answers of {name}")) > Some(0.0), "{answers:?}");
+    }
+    let searches = ["search, 1e-5", "count, 1e-5"].map(|name| found(&format!("answers of {name}")));
+    assert!(searches.iter().all(Option::is_some), "{answers:?}");
 }
