@@ -245,7 +245,7 @@ fn every_run_writes_what_its_updates_change() {
     // Pages are written once the cache is full of changed ones, which takes longer on a busy machine.
     let lasting = |seconds| figure("offload", &format!("{small} --seconds {seconds} --warm-up-seconds {seconds}")).1;
     let is_enough = |row: &Value| row["ops"].as_f64().is_some_and(|ops| ops >= 1000.0);
-    let mut tries = [0.2, 0.4, 0.8, 1.6, 3.2].into_iter().map(lasting);
+    let mut tries = [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8].into_iter().map(lasting);
     let lines = tries.find(|lines| lines.iter().filter(is_it).all(is_enough)).expect("runs of 1000 operations");
     let writes: Vec<f64> = lines.iter().filter(is_it).map(|row| number(row, "writes_per_op")).collect();
     assert!(writes.len() == 3 && writes.iter().all(|count| *count >= writes[0] / 2.0), "{writes:?}");
