@@ -75,14 +75,12 @@ struct Outcome {
     kills: u64,
     stops: u64,
     longest: Took,
-    /// The longest that an operation took but for when its thread had no core.
+    /// The longest that an operation took but for when its thread had no core, or somebody was stopped.
     longest_wait_ns: u64,
     /// The longest that an operation had taken which a kill cut off.
     longest_cut_off: Duration,
     /// How long it took until a killed process was gone: its operations' askers wait for that, too.
     longest_death: Duration,
-    /// How much longer than was drawn somebody was stopped.
-    longest_overslept: Duration,
     failed: u64,
     first_failure: Option<String>,
     /// Operations that were lost with the owner that they were sent to: nobody knows whether it has done them.
@@ -98,11 +96,9 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// Seconds that an operation waited, of what is not the machine's: who takes long to be gone, or is stopped for longer than was meant,
-    /// has its locks until then.
+    /// Seconds that an operation waited, of what is not the machine's: who takes long to be gone has its locks until then.
     fn wait_s(&self) -> f64 {
-        let machines = self.longest_death.max(self.longest_overslept);
-        Duration::from_nanos(self.longest_wait_ns).saturating_sub(machines).as_secs_f64()
+        Duration::from_nanos(self.longest_wait_ns).saturating_sub(self.longest_death).as_secs_f64()
     }
 }
 
@@ -201,8 +197,10 @@ struct Run<'a> {
     lives: Vec<u64>,
     /// When each process has said something, or was started.
     heard: Vec<Instant>,
-    /// Since when operations are under way, by process and task.
-    begun: HashMap<(usize, u32), Instant>,
+    /// Since when operations are under way, by process and task, and for how long somebody had been stopped before.
+    begun: HashMap<(usize, u32), (Instant, Duration)>,
+    /// How long somebody has been stopped, all in all.
+    stopped: Duration,
     model: Model,
     outcome: Outcome,
 }
@@ -215,8 +213,8 @@ impl<'a> Run<'a> {
         let (lives, heard) = (vec![0; plan.processes as usize], vec![Instant::now(); plan.processes as usize]);
         let (rng, model) = (StdRng::seed_from_u64(args.seed), Model::new(writes_back, sends));
         let (children, outcome) = (Vec::new(), Outcome::default());
-        let begun = HashMap::new();
-        let mut run = Self { plan, place, args, rng, children, lives, heard, begun, model, outcome };
+        let (begun, stopped) = (HashMap::new(), Duration::ZERO);
+        let mut run = Self { plan, place, args, rng, children, lives, heard, begun, stopped, model, outcome };
         for process in 0..plan.processes as usize {
             let child = run.start(process)?;
             run.children.push(child);
@@ -314,7 +312,7 @@ impl<'a> Run<'a> {
             self.children[victim].pause();
             thread::sleep(stop);
             self.children[victim].resume();
-            self.outcome.longest_overslept = self.outcome.longest_overslept.max(begun.elapsed().saturating_sub(stop));
+            self.stopped += begun.elapsed();
             return Ok(());
         }
         if self.lives[victim].is_multiple_of(2) && self.heard[victim].elapsed() >= QUIET_MAX {
@@ -327,7 +325,7 @@ impl<'a> Run<'a> {
         tracing::debug!(victim, took = ?begun.elapsed(), "killed");
         hear_out(&lines, |line| self.hear(victim, line))?;
         self.model.killed(victim);
-        for (_, since) in self.begun.extract_if(|(process, _), _| *process == victim) {
+        for (_, (since, _)) in self.begun.extract_if(|(process, _), _| *process == victim) {
             let cut_off = begun.saturating_duration_since(since);
             self.outcome.longest_cut_off = self.outcome.longest_cut_off.max(cut_off);
         }
@@ -340,15 +338,18 @@ impl<'a> Run<'a> {
         let said = Said::parse(line).with_context(|| format!("a process said `{line}`"))?;
         self.heard[process] = Instant::now();
         if let Said::Ends { task, took, .. } | Said::Lost { task, took } | Said::Failed { task, took, .. } = &said {
-            self.begun.remove(&(process, *task));
+            let begun = self.begun.remove(&(process, *task));
+            // Whom another one waits for meanwhile is not dead.
+            let stopped = begun.map_or(Duration::ZERO, |(_, before)| self.stopped - before);
             if took.ns > self.outcome.longest.ns {
                 self.outcome.longest = *took;
             }
-            self.outcome.longest_wait_ns = self.outcome.longest_wait_ns.max(took.waited_ns());
+            let wait_ns = took.waited_ns().saturating_sub(stopped.as_nanos() as u64);
+            self.outcome.longest_wait_ns = self.outcome.longest_wait_ns.max(wait_ns);
         }
         match said {
             Said::Begins { task, key, change } => {
-                self.begun.insert((process, task), Instant::now());
+                self.begun.insert((process, task), (Instant::now(), self.stopped));
                 self.model.begin(process, task, key, change);
             }
             Said::Ends { task, seen, .. } => {
@@ -488,8 +489,9 @@ fn tell(
     // Else a busy machine would break it.
     if Coreless::new().ns().is_some() {
         let wait_s = wild.wait_s().max(calm.wait_s());
-        let problem = (wait_s > WAIT_S_MAX)
-            .then(|| format!("an operation waited {wait_s:.3} s while its thread had a core and nobody was dying"));
+        let problem = (wait_s > WAIT_S_MAX).then(|| {
+            format!("an operation waited {wait_s:.3} s while its thread had a core and nobody was stopped or dying")
+        });
         reporter.check(&CheckRow::new("waits", problem).count("seconds", (wait_s * 1000.0).round() / 1000.0))?;
     }
     let [report, _] = &wild.reports;
