@@ -1,8 +1,9 @@
 //! Structures that are made, filled or dropped when their compute server dies, or cannot free them.
 
-use std::{marker::PhantomData, sync::Arc};
+use std::{fmt::Debug, marker::PhantomData, sync::Arc};
 
 use farlink_runtime::{
+    access::Plugin,
     audit,
     catalog::{self, CreateOptions},
     error::Error,
@@ -18,7 +19,11 @@ use farlink_runtime::{
     structure::{OPTIONS, StructurePlacement},
     worker::{Handle, Worker},
 };
-use farlink_structures::{btree::Tree, map::Map};
+use farlink_structures::{
+    btree::Tree,
+    map::Map,
+    rtree::{self, Query, RTree, Rect},
+};
 use farlink_tests::{
     cluster::{self, FAST},
     crash::{Member, Scene, enumerate},
@@ -40,29 +45,103 @@ enum Act {
 }
 
 #[derive(Debug)]
-struct Script<S>(Act, PhantomData<S>);
+struct Script<K>(Act, PhantomData<K>);
+
+/// Structures of a kind, with a number of entries each.
+trait Kind: Debug + 'static {
+    type Plugin: Plugin;
+    const PAGE_BYTES: usize;
+    /// So many take several pages.
+    const ENTRIES: u64;
+
+    async fn fill(access: OneSided<Self::Plugin>, count: u64) -> Result<(), Error>;
+
+    /// Finds so many.
+    async fn find_all(access: OneSided<Self::Plugin>, count: u64) -> Result<(), Error>;
+
+    /// Changes the first: whether it is there.
+    async fn change(access: OneSided<Self::Plugin>) -> Result<bool, Error>;
+}
 
 type Opened<S> = Map<S, OneSided<S>>;
+
+/// Ordered maps.
+#[derive(Debug)]
+struct Maps<S>(PhantomData<S>);
+
+/// R-trees.
+#[derive(Debug)]
+struct Rects;
 
 fn keys(count: u64) -> impl Iterator<Item = (u64, u64)> {
     (1..=count).map(|key| (key * 10, key))
 }
 
-async fn make<S: Subject>(worker: &Handle, count: u64) -> Result<Opened<S>, Error> {
-    let class = SizeClass::of_bytes(S::page_bytes(PAGE_BYTES)).expect("a size class");
-    let options = CreateOptions { class, placement: StructurePlacement::default(), options: [0; OPTIONS] };
-    let fill = async move |access: &OneSided<S>| S::load(&Map::over(access.clone()), keys(count), 0.8).await;
-    Ok(Map::over(catalog::create_with(worker, NAME, &options, Proof::Checksum, fill).await?))
+impl<S: Subject> Kind for Maps<S> {
+    type Plugin = S;
+    const PAGE_BYTES: usize = PAGE_BYTES;
+    /// Two pages, or some towers.
+    const ENTRIES: u64 = if matches!(S::WHICH, StructureName::SkipList) { 4 } else { 20 };
+
+    async fn fill(access: OneSided<S>, count: u64) -> Result<(), Error> {
+        S::load(&Map::over(access), keys(count), 0.8).await
+    }
+
+    async fn find_all(access: OneSided<S>, count: u64) -> Result<(), Error> {
+        assert!(Map::over(access).range(..).take(usize::MAX).await?.into_iter().eq(keys(count)));
+        Ok(())
+    }
+
+    async fn change(access: OneSided<S>) -> Result<bool, Error> {
+        Ok(Map::over(access).update(10, 7).await?.is_some())
+    }
 }
 
-impl<S: Subject> Scene for Script<S> {
+fn at(x: f64) -> Rect<2> {
+    Rect::point([x, 0.0]).expect("it is finite")
+}
+
+impl Kind for Rects {
+    type Plugin = rtree::Tree<2>;
+    const PAGE_BYTES: usize = 1024;
+    const ENTRIES: u64 = 40;
+
+    async fn fill(access: OneSided<Self::Plugin>, count: u64) -> Result<(), Error> {
+        let entries = (0..count).map(|number| (at(number as f64), number));
+        RTree::over(access).bulk_load(entries, 0.8).await.map(drop)
+    }
+
+    async fn find_all(access: OneSided<Self::Plugin>, count: u64) -> Result<(), Error> {
+        let mut found = RTree::over(access).search(Query::Intersects(Rect::EVERYTHING)).all().await?;
+        found.sort_unstable_by_key(|&(_, payload)| payload);
+        assert!(found.iter().map(|&(_, payload)| payload).eq(0..count), "{found:?}");
+        Ok(())
+    }
+
+    async fn change(access: OneSided<Self::Plugin>) -> Result<bool, Error> {
+        RTree::over(access).update(at(0.0), 0, at(-1.0)).await
+    }
+}
+
+async fn make<K: Kind>(worker: &Handle, name: &str, count: u64) -> Result<OneSided<K::Plugin>, Error> {
+    let range = K::Plugin::ROOT_BYTES;
+    let class = SizeClass::of_bytes(K::PAGE_BYTES.clamp(*range.start(), *range.end())).expect("a size class");
+    let options = CreateOptions { class, placement: StructurePlacement::default(), options: [0; OPTIONS] };
+    let fill = async move |access: &OneSided<K::Plugin>| K::fill(access.clone(), count).await;
+    catalog::create_with(worker, name, &options, Proof::Checksum, fill).await
+}
+
+async fn open<K: Kind>(worker: &Handle, name: &str) -> Result<OneSided<K::Plugin>, Error> {
+    Ok(OneSided::new(worker, catalog::open::<K::Plugin>(worker, name).await?, Proof::Checksum))
+}
+
+impl<K: Kind> Scene for Script<K> {
     type Open = Handle;
 
     async fn prepare(&self, worker: &Worker) -> Result<(), Error> {
-        let bystander = Map::<S, _>::make(worker, BYSTANDER, S::page_bytes(PAGE_BYTES), Proof::Checksum).await?;
-        bystander.insert(1, 2).await?;
+        make::<K>(worker, BYSTANDER, 1).await?;
         if let Act::Drop { keys } = self.0 {
-            make::<S>(worker, keys).await?;
+            make::<K>(worker, NAME, keys).await?;
         }
         Ok(())
     }
@@ -73,7 +152,7 @@ impl<S: Subject> Scene for Script<S> {
 
     async fn act(&self, worker: &Handle) -> Result<(), Error> {
         match self.0 {
-            Act::Make { keys } => make::<S>(worker, keys).await.map(drop),
+            Act::Make { keys } => make::<K>(worker, NAME, keys).await.map(drop),
             Act::Drop { .. } => catalog::destroy(worker, NAME).await.map(drop),
         }
     }
@@ -85,16 +164,15 @@ impl<S: Subject> Scene for Script<S> {
         let (Act::Make { keys: count } | Act::Drop { keys: count }) = self.0;
         assert!(!acknowledged || is_there == matches!(self.0, Act::Make { .. }), "{found:?}");
         if is_there {
-            let map: Opened<S> = Map::open(worker, NAME, Proof::Checksum).await?;
-            assert!(map.range(..).take(usize::MAX).await?.into_iter().eq(keys(count)));
-            assert_eq!(map.update(10, 1).await?.is_some(), count > 0);
-            let report = map.check().await?;
+            let opened = open::<K>(worker, NAME).await?;
+            K::find_all(opened.clone(), count).await?;
+            assert_eq!(K::change(opened.clone()).await?, count > 0);
+            let report = K::Plugin::check(&opened).await?;
             assert!(report.problem_count == 0 && report.audit.leaked.is_empty(), "{report:?}");
             catalog::destroy(worker, NAME).await?;
         }
         // The name is free.
-        let map = make::<S>(worker, count + 1).await?;
-        assert_eq!(map.remove(10).await?, Some(1));
+        assert!(K::change(make::<K>(worker, NAME, count + 1).await?).await?);
         catalog::destroy(worker, NAME).await?;
         let all: Vec<String> = catalog::list(worker).await?.into_iter().map(|structure| structure.name).collect();
         assert_eq!(all, [BYSTANDER]);
@@ -102,26 +180,39 @@ impl<S: Subject> Scene for Script<S> {
     }
 
     async fn check(&self, worker: &Worker) -> Result<Report, Error> {
-        let bystander = Opened::<S>::open(worker, BYSTANDER, Proof::Checksum).await?;
-        assert_eq!(bystander.get(1).await?, Some(2));
-        bystander.check().await
+        let bystander = open::<K>(worker, BYSTANDER).await?;
+        K::find_all(bystander.clone(), 1).await?;
+        K::Plugin::check(&bystander).await
     }
 }
 
-/// Two pages, or some towers.
-fn count<S: Subject>() -> u64 {
-    if S::WHICH == StructureName::BTree { 20 } else { 4 }
+fn make_each<K: Kind>() {
+    enumerate(FAST, &Script::<K>(Act::Make { keys: K::ENTRIES }, PhantomData));
+}
+
+fn drop_each<K: Kind>() {
+    enumerate(FAST, &Script::<K>(Act::Drop { keys: K::ENTRIES }, PhantomData));
 }
 
 fn made<S: Subject>() {
-    enumerate(FAST, &Script::<S>(Act::Make { keys: count::<S>() }, PhantomData));
+    make_each::<Maps<S>>();
 }
 
 fn dropped<S: Subject>() {
-    enumerate(FAST, &Script::<S>(Act::Drop { keys: count::<S>() }, PhantomData));
+    drop_each::<Maps<S>>();
 }
 
-test_every_structure!(made, dropped);
+test_every_structure!(made, dropped; bwtree: made, dropped);
+
+#[test]
+fn an_r_tree_is_made() {
+    make_each::<Rects>();
+}
+
+#[test]
+fn an_r_tree_is_dropped() {
+    drop_each::<Rects>();
+}
 
 fn fabric() -> Result<Arc<dyn Fabric>, Error> {
     Ok(Arc::new(server::in_process(1, 2 << 20, FAST)?))
@@ -224,7 +315,7 @@ fn what_cannot_be_freed_at_once_is_freed_later() -> Result<(), Error> {
         let dropped = dropping.worker().block_on(catalog::destroy(dropping.worker(), NAME));
         assert!(matches!(dropped, Err(Error::OwnerStalled { page, .. }) if page == root), "{dropped:?}");
         assert!(matches!(dropping.maintain_once(), Err(Error::OwnerStalled { .. })));
-        let made = worker.block_on(make::<Tree>(worker, 1)).map(drop);
+        let made = worker.block_on(make::<Maps<Tree>>(worker, NAME, 1)).map(drop);
         assert!(matches!(made, Err(Error::NameTaken { .. })), "{made:?}");
         if leaves {
             drop(dropping);
@@ -235,7 +326,7 @@ fn what_cannot_be_freed_at_once_is_freed_later() -> Result<(), Error> {
             dropping.maintain_once()?;
             drop(dropping);
         }
-        worker.block_on(make::<Tree>(worker, 1)).map(drop)?;
+        worker.block_on(make::<Maps<Tree>>(worker, NAME, 1)).map(drop)?;
         worker.block_on(catalog::destroy(worker, NAME))?;
         drop(holder);
         assert_empty(&fabric, &format!("leaves: {leaves}"))?;
@@ -266,7 +357,7 @@ fn what_one_has_left_keeps_nobody_from_the_name_of_another() -> Result<(), Error
     }
     let [(of_name, unlocked), (of_bystander, unlocked_later)] = locked[..] else { panic!("there were two") };
     set(of_name, unlocked)?;
-    worker.block_on(make::<Tree>(worker, 1)).map(drop)?;
+    worker.block_on(make::<Maps<Tree>>(worker, NAME, 1)).map(drop)?;
     set(of_bystander, unlocked_later)?;
     worker.block_on(catalog::destroy(worker, NAME))?;
     holder.maintain_once()?;

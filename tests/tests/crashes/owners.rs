@@ -1,28 +1,35 @@
 //! Ordered maps and R-trees in the cache of an owner, which dies after each request of a change and the flush behind it. Others take
 //! over, or write one-sided. All that was stored and flushed before is there, and of the change all or nothing; where all is
-//! logged, every operation that has answered is there.
+//! logged, every operation that has answered is there, and so is what a memory server has carried out.
 
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
+    fmt::Debug,
 };
 
-use farlink_offload::{Admission, CacheOptions, Cached, ComputeCache, Durability};
+use farlink_offload::{
+    Admission, CacheOptions, Cached, ComputeCache, Durability, Engine, EngineOptions, Policies, policy::Always,
+};
 use farlink_runtime::{
-    access::{Access, Plugin},
+    access::{Operation, Plugin, Region as _},
+    catalog,
     error::Error,
-    one_sided::Proof,
+    one_sided::{OneSided, Proof},
+    operation::Run,
+    ptr::ServerId,
     report::Report,
-    structure::Structure,
+    structure::{PlacementPolicy, Structure, StructurePlacement},
     worker::Worker,
 };
 use farlink_structures::{
-    map::{KeyRange, Map},
+    btree::Tree,
+    map::Map,
     rtree::{self, RTree},
 };
 use farlink_tests::{
     cluster::FAST,
-    crash::{Scene, enumerate, enumerate_one_in, enumerate_resumed, enumerate_sweepers},
+    crash::{MemoryServers, Scene, enumerate, enumerate_one_in, enumerate_resumed, enumerate_sweepers},
     subject::Subject,
     test_every_structure,
 };
@@ -37,104 +44,299 @@ pub(crate) async fn own<P: Plugin>(
     bytes: usize,
     durability: Durability,
 ) -> Result<Cached<P>, Error> {
+    let options = options(&structure, bytes);
+    ComputeCache::<P>::new(options)?.with_durability(durability).own(worker, structure, region).await
+}
+
+fn options(structure: &Structure, bytes: usize) -> CacheOptions {
     let mut options = CacheOptions::new(bytes);
     (options.page_bytes, options.admission) = (structure.class.bytes(), Admission::Always);
-    ComputeCache::<P>::new(options)?.with_durability(durability).own(worker, structure, region).await
+    options
 }
 
 const CACHE_BYTES: usize = 1 << 20;
 /// Little enough for pages to leave.
 const CACHE_BYTES_MIN: usize = 64 << 10;
 
-/// What an owner does between two flushes.
-#[derive(Debug)]
-struct Owner<S> {
-    script: maps::Script<S>,
-    /// After the script's operation: keys that are inserted, and then removed again but for the first.
-    more: std::ops::Range<u64>,
-    cache_bytes: usize,
-    durability: Durability,
-    /// Whether others take over, or write one-sided.
-    takes_over: Cell<bool>,
-    /// Whether the script's operation has answered.
-    has_answered: Cell<bool>,
-    /// Of the keys that are inserted beside: whether each is there, as it was answered; unless an operation was cut off.
-    answered: RefCell<BTreeMap<u64, Option<bool>>>,
+/// What an owner does with a structure of some kind, beside entries of its own.
+pub(crate) trait Owns: Scene + Debug {
+    type Plugin: Plugin;
+    const NAME: &'static str;
+
+    /// [`Scene::prepare`], with pages here.
+    async fn prepare_at(&self, worker: &Worker, placed: StructurePlacement) -> Result<(), Error>;
+
+    /// The script's operation.
+    async fn run(&self, on: &Reached<Self::Plugin>) -> Result<(), Error>;
+
+    /// Adds the first of the owner's entries.
+    async fn begin(on: &Reached<Self::Plugin>) -> Result<(), Error>;
+
+    /// Changes it.
+    async fn go_on(on: &Reached<Self::Plugin>) -> Result<(), Error>;
+
+    /// Takes it away: whether it was there, and whether it was changed.
+    async fn end(on: &Reached<Self::Plugin>) -> Result<Option<bool>, Error>;
+
+    /// Adds one more entry, or takes it away.
+    async fn set(on: &Reached<Self::Plugin>, number: u64, is_there: bool) -> Result<(), Error>;
+
+    /// Takes one away: whether it was there.
+    async fn take(on: &Reached<Self::Plugin>, number: u64) -> Result<bool, Error>;
+}
+
+/// A structure, as somebody reaches it.
+#[derive(Clone)]
+pub(crate) enum Reached<P: Plugin> {
+    OneSided(OneSided<P>),
+    Cached(Cached<P>),
+    Engine(Engine<P>),
+}
+
+impl<P: Plugin> Reached<P> {
+    fn cached(&self) -> &Cached<P> {
+        match self {
+            Self::OneSided(_) => panic!("it is nobody's"),
+            Self::Cached(cached) => cached,
+            Self::Engine(engine) => engine.cached(),
+        }
+    }
+
+    /// Operations that memory servers have carried out.
+    fn shipped(&self) -> u64 {
+        if let Self::Engine(engine) = self { engine.counts().shipped } else { 0 }
+    }
+}
+
+impl<P: Plugin> Run for Reached<P> {
+    type Plugin = P;
+
+    async fn execute<O: Operation<Plugin = P>>(&self, operation: &O) -> Result<O::Output, Error> {
+        match self {
+            Self::OneSided(it) => it.execute(operation).await,
+            Self::Cached(it) => it.execute(operation).await,
+            Self::Engine(it) => it.execute(operation).await,
+        }
+    }
 }
 
 /// Written back before anybody dies.
 const FLUSHED: u64 = u64::MAX - 1;
 
-impl<S: Subject> Owner<S> {
-    fn of(script: maps::Script<S>) -> Self {
+impl<S: Subject> Owns for maps::Script<S> {
+    type Plugin = S;
+    const NAME: &'static str = maps::MAP;
+
+    async fn prepare_at(&self, worker: &Worker, placed: StructurePlacement) -> Result<(), Error> {
+        maps::Script::prepare_at(self, worker, placed).await
+    }
+
+    async fn run(&self, on: &Reached<S>) -> Result<(), Error> {
+        self.op.run(&Map::over(on.clone())).await
+    }
+
+    async fn begin(on: &Reached<S>) -> Result<(), Error> {
+        assert!(Map::over(on.clone()).insert(FLUSHED, 1).await?);
+        Ok(())
+    }
+
+    async fn go_on(on: &Reached<S>) -> Result<(), Error> {
+        assert_eq!(Map::over(on.clone()).update(FLUSHED, 2).await?, Some(1));
+        Ok(())
+    }
+
+    async fn end(on: &Reached<S>) -> Result<Option<bool>, Error> {
+        let value = Map::over(on.clone()).remove(FLUSHED).await?;
+        assert!(value.is_none_or(|value| [1, 2].contains(&value)), "{value:?}");
+        Ok(value.map(|value| value == 2))
+    }
+
+    async fn set(on: &Reached<S>, number: u64, is_there: bool) -> Result<(), Error> {
+        let (map, key) = (Map::over(on.clone()), of_owner(number));
+        match is_there {
+            true => map.insert(key, key).await.map(drop),
+            false => map.remove(key).await.map(drop),
+        }
+    }
+
+    async fn take(on: &Reached<S>, number: u64) -> Result<bool, Error> {
+        let key = of_owner(number);
+        let found = Map::over(on.clone()).remove(key).await?;
+        assert!(found.is_none_or(|value| value == key), "{key}: {found:?}");
+        Ok(found.is_some())
+    }
+}
+
+/// Keys among all others.
+fn of_owner(number: u64) -> u64 {
+    number * 7919 % 1500 * 10 + 6
+}
+
+impl Owns for rtrees::Script {
+    type Plugin = rtree::Tree<2>;
+    const NAME: &'static str = rtrees::TREE;
+
+    async fn prepare_at(&self, worker: &Worker, placed: StructurePlacement) -> Result<(), Error> {
+        rtrees::Script::prepare_at(self, worker, placed).await
+    }
+
+    async fn run(&self, on: &Reached<Self::Plugin>) -> Result<(), Error> {
+        self.op.run(&RTree::over(on.clone())).await
+    }
+
+    async fn begin(on: &Reached<Self::Plugin>) -> Result<(), Error> {
+        RTree::over(on.clone()).insert(rtrees::rect(1), FLUSHED).await
+    }
+
+    async fn go_on(on: &Reached<Self::Plugin>) -> Result<(), Error> {
+        assert!(RTree::over(on.clone()).update(rtrees::rect(1), FLUSHED, rtrees::moved(1)).await?);
+        Ok(())
+    }
+
+    async fn end(on: &Reached<Self::Plugin>) -> Result<Option<bool>, Error> {
+        let tree = RTree::over(on.clone());
+        let is_moved = tree.delete(rtrees::moved(1), FLUSHED).await?;
+        let is_there = tree.delete(rtrees::rect(1), FLUSHED).await?;
+        assert!(!(is_moved && is_there), "it is at both places");
+        Ok((is_moved || is_there).then_some(is_moved))
+    }
+
+    async fn set(on: &Reached<Self::Plugin>, number: u64, is_there: bool) -> Result<(), Error> {
+        let (tree, (rect, payload)) = (RTree::over(on.clone()), of_rtree_owner(number));
+        match is_there {
+            true => tree.insert(rect, payload).await,
+            false => tree.delete(rect, payload).await.map(drop),
+        }
+    }
+
+    async fn take(on: &Reached<Self::Plugin>, number: u64) -> Result<bool, Error> {
+        let (rect, payload) = of_rtree_owner(number);
+        RTree::over(on.clone()).delete(rect, payload).await
+    }
+}
+
+/// Entries among all others.
+fn of_rtree_owner(number: u64) -> (rtree::Rect<2>, u64) {
+    (rtrees::rect(number * 7919 % 2000), 1_000_000 + number)
+}
+
+/// What an owner does between two flushes.
+#[derive(Debug)]
+struct Owner<K> {
+    script: K,
+    /// After the script's operation: entries that are added, and then taken away again but for the first.
+    more: std::ops::Range<u64>,
+    cache_bytes: usize,
+    durability: Durability,
+    /// Whether memory servers carry out what misses.
+    ships: bool,
+    /// Whether others take over, or write one-sided.
+    takes_over: Cell<bool>,
+    /// Whether the script's operation has answered, and lasts.
+    lasts: Cell<bool>,
+    /// Of the entries that are added beside: whether each is there; `None`: nobody can know.
+    answered: RefCell<BTreeMap<u64, Option<bool>>>,
+    /// Operations that memory servers have carried out.
+    shipped: Cell<u64>,
+}
+
+impl<K: Owns> Owner<K> {
+    fn of(script: K) -> Self {
         Self {
             script,
             more: 0..0,
             cache_bytes: CACHE_BYTES,
             durability: Durability::WriteBack,
+            ships: false,
             takes_over: Cell::new(false),
-            has_answered: Cell::new(false),
+            lasts: Cell::new(false),
             answered: RefCell::default(),
+            shipped: Cell::new(0),
         }
     }
 
-    /// Keys that are inserted beside, far from all others.
-    fn more(&self) -> impl Iterator<Item = u64> + use<S> {
-        self.more.clone().map(|key| 1_000_000 + key * 7919 % 10_000)
+    async fn own(&self, worker: &Worker) -> Result<Reached<K::Plugin>, Error> {
+        let structure = catalog::open::<K::Plugin>(worker, K::NAME).await?;
+        let mut options = options(&structure, self.cache_bytes);
+        options.excludes_subtrees = self.ships;
+        let cache = ComputeCache::new(options)?.with_durability(self.durability);
+        let owned = cache.own(worker, structure, <K::Plugin as Plugin>::Region::everything()).await?;
+        Ok(match self.ships {
+            false => Reached::Cached(owned),
+            true => Reached::Engine(Engine::new(owned, Policies::new(Always), EngineOptions { level_max: None })?),
+        })
     }
 
-    /// Inserts or removes one of them.
-    async fn set(&self, map: &Map<S, Cached<S>>, key: u64, is_there: bool) -> Result<(), Error> {
-        self.answered.borrow_mut().insert(key, None);
-        match is_there {
-            true => map.insert(key, key).await.map(drop)?,
-            false => map.remove(key).await.map(drop)?,
-        }
-        self.answered.borrow_mut().insert(key, Some(is_there));
+    /// As others reach it.
+    async fn one_sided(worker: &Worker) -> Result<Reached<K::Plugin>, Error> {
+        let structure = catalog::open::<K::Plugin>(worker, K::NAME).await?;
+        Ok(Reached::OneSided(OneSided::new(worker, structure, Proof::Checksum)))
+    }
+
+    /// Runs an operation; whether what it has done lasts once it has answered: if all is logged, or a memory server has done it.
+    async fn run(
+        &self,
+        on: &Reached<K::Plugin>,
+        operation: impl Future<Output = Result<(), Error>>,
+    ) -> Result<bool, Error> {
+        let shipped = on.shipped();
+        operation.await?;
+        self.shipped.set(on.shipped());
+        Ok(self.durability == Durability::Logged || on.shipped() > shipped)
+    }
+
+    /// Adds one of its entries, or takes it away.
+    async fn set(&self, on: &Reached<K::Plugin>, number: u64, is_there: bool) -> Result<(), Error> {
+        self.answered.borrow_mut().insert(number, None);
+        let lasts = self.run(on, K::set(on, number, is_there)).await?;
+        self.answered.borrow_mut().insert(number, lasts.then_some(is_there));
         Ok(())
     }
 
-    /// That what was answered is there, where all is logged.
-    fn assert_there(&self, key: u64, found: Option<u64>) {
-        assert!(found.is_none_or(|value| value == key), "{key}: {found:?}");
-        let answered = self.answered.borrow().get(&key).copied();
-        if self.durability == Durability::Logged
-            && let Some(is_there) = answered.unwrap_or(Some(false))
-        {
-            assert_eq!(found.is_some(), is_there, "{key}");
+    /// That what was answered, and lasts, is there; and nothing that was never begun.
+    fn assert_there(&self, number: u64, is_found: bool) {
+        let answered = self.answered.borrow().get(&number).copied();
+        if let Some(is_there) = answered.unwrap_or(Some(false)) {
+            assert_eq!(is_found, is_there, "{number}");
         }
     }
 }
 
-impl<S: Subject> Scene for Owner<S> {
-    type Open = Map<S, Cached<S>>;
+impl<K: Owns> Scene for Owner<K> {
+    type Open = Reached<K::Plugin>;
+
+    fn memory_servers(&self) -> MemoryServers {
+        if self.ships { MemoryServers::Serve } else { MemoryServers::Passive }
+    }
 
     async fn prepare(&self, worker: &Worker) -> Result<(), Error> {
-        self.script.prepare(worker).await
+        let placed = match self.ships {
+            false => StructurePlacement::default(),
+            true => StructurePlacement { policy: PlacementPolicy::OneServer, root: ServerId::new(0) },
+        };
+        self.script.prepare_at(worker, placed).await
     }
 
     async fn open(&self, worker: &Worker) -> Result<Self::Open, Error> {
-        let map: maps::Opened<S> = self.script.open(worker).await?;
-        let structure = map.structure().clone();
-        let map = Map::over(own::<S>(worker, structure, KeyRange::ALL, self.cache_bytes, self.durability).await?);
-        assert!(map.insert(FLUSHED, 1).await?);
-        map.access().flush().await?;
-        assert_eq!(map.update(FLUSHED, 2).await?, Some(1));
-        Ok(map)
+        drop(self.script.open(worker).await?);
+        let owned = self.own(worker).await?;
+        K::begin(&owned).await?;
+        owned.cached().flush().await?;
+        K::go_on(&owned).await?;
+        Ok(owned)
     }
 
-    async fn act(&self, map: &Self::Open) -> Result<(), Error> {
-        self.has_answered.set(false);
+    async fn act(&self, owned: &Self::Open) -> Result<(), Error> {
+        self.lasts.set(false);
         self.answered.borrow_mut().clear();
-        self.script.op.run(map).await?;
-        self.has_answered.set(true);
-        for key in self.more() {
-            self.set(map, key, true).await?;
+        self.lasts.set(self.run(owned, self.script.run(owned)).await?);
+        for number in self.more.clone() {
+            self.set(owned, number, true).await?;
         }
-        for key in self.more().skip(1) {
-            self.set(map, key, false).await?;
+        for number in self.more.clone().skip(1) {
+            self.set(owned, number, false).await?;
         }
-        map.access().flush().await
+        owned.cached().flush().await
     }
 
     fn take_way(&self, is_other: bool) {
@@ -146,30 +348,25 @@ impl<S: Subject> Scene for Owner<S> {
     }
 
     async fn verify(&self, worker: &Worker, flushed: bool) -> Result<(), Error> {
-        let map: maps::Opened<S> = Map::open(worker, maps::MAP, Proof::Checksum).await?;
-        let value = if self.takes_over.get() {
-            let owned =
-                own::<S>(worker, map.structure().clone(), KeyRange::ALL, self.cache_bytes, Durability::WriteBack)
-                    .await?;
-            let owned = Map::over(owned);
-            let value = owned.remove(FLUSHED).await?;
-            for key in self.more() {
-                self.assert_there(key, owned.remove(key).await?);
+        let reached = match self.takes_over.get() {
+            true => {
+                let structure = catalog::open::<K::Plugin>(worker, K::NAME).await?;
+                let all = <K::Plugin as Plugin>::Region::everything();
+                Reached::Cached(own(worker, structure, all, self.cache_bytes, Durability::WriteBack).await?)
             }
-            owned.access().close().await?;
-            value
-        } else {
-            let value = map.remove(FLUSHED).await?;
-            for key in self.more() {
-                self.assert_there(key, map.remove(key).await?);
-            }
-            value
+            false => Self::one_sided(worker).await?,
         };
+        let is_changed = K::end(&reached).await?;
+        for number in self.more.clone() {
+            self.assert_there(number, K::take(&reached, number).await?);
+        }
+        if let Reached::Cached(owned) = &reached {
+            owned.close().await?;
+        }
         let is_logged = self.durability == Durability::Logged;
-        let is_right = value == Some(2) || value == Some(1) && !flushed && !is_logged;
-        assert!(is_right, "{value:?}, flushed: {flushed}");
-        drop(map);
-        self.script.verify(worker, flushed || is_logged && self.has_answered.get()).await
+        let is_right = is_changed == Some(true) || is_changed == Some(false) && !flushed && !is_logged;
+        assert!(is_right, "{is_changed:?}, flushed: {flushed}");
+        self.script.verify(worker, flushed || self.lasts.get()).await
     }
 
     async fn check(&self, worker: &Worker) -> Result<Report, Error> {
@@ -186,7 +383,7 @@ fn write_back<S: Subject>() {
 /// Pages leave the cache all the time, and the log is written again and again.
 fn pages_leave<S: Subject>() {
     let script = maps::Script::<S>::new((1..=1500).map(|key| key * 10), [], maps::Op::Insert(65));
-    let owner = Owner { more: 0..150, cache_bytes: CACHE_BYTES_MIN, ..Owner::of(script) };
+    let owner = Owner { more: 0..60, cache_bytes: CACHE_BYTES_MIN, ..Owner::of(script) };
     enumerate_one_in(8, FAST, &owner);
 }
 
@@ -204,77 +401,100 @@ fn pages_leave_logged<S: Subject>() {
     enumerate_one_in(8, FAST, &owner);
 }
 
+/// Both modes in turn.
+fn in_turn<K: Owns>(scripts: impl Iterator<Item = K>) -> impl Iterator<Item = Owner<K>> {
+    let modes = [Durability::WriteBack, Durability::Logged].into_iter().cycle();
+    scripts.zip(modes).map(|(script, durability)| Owner { durability, ..Owner::of(script) })
+}
+
 /// Nobody has taken over when who replays the log dies.
 fn who_replays_dies_too<S: Subject>() {
-    for (index, script) in maps::scripts::<S>().into_iter().skip(6).step_by(8).enumerate() {
-        let durability = [Durability::WriteBack, Durability::Logged][index % 2];
-        enumerate_sweepers(FAST, &Owner { durability, ..Owner::of(script) }, 2);
+    for owner in in_turn(maps::scripts::<S>().into_iter().skip(6).step_by(8)) {
+        enumerate_sweepers(FAST, &owner, 2);
     }
 }
 
 /// An owner that was only stopped, and goes on once others have taken over.
 fn goes_on<S: Subject>() {
-    for (index, script) in maps::scripts::<S>().into_iter().skip(2).step_by(5).enumerate() {
-        let durability = [Durability::WriteBack, Durability::Logged][index % 2];
-        enumerate_resumed(4, FAST, &Owner { durability, ..Owner::of(script) });
+    for owner in in_turn(maps::scripts::<S>().into_iter().skip(2).step_by(5)) {
+        enumerate_resumed(4, FAST, &owner);
     }
+}
+
+/// Memory servers carry out what misses: some of the operations, at least.
+fn ships<K: Owns>(share: u64, owners: impl IntoIterator<Item = Owner<K>>) {
+    let mut shipped = 0;
+    for owner in owners {
+        let owner = Owner { ships: true, ..owner };
+        enumerate_one_in(share, FAST, &owner);
+        shipped += owner.shipped.get();
+    }
+    assert!(shipped > 0, "nothing was shipped");
 }
 
 test_every_structure!(write_back, pages_leave, logged, pages_leave_logged, who_replays_dies_too, goes_on);
 
-/// An R-tree's owner, and whether its operation has answered.
-#[derive(Debug)]
-struct RTrees(rtrees::Script, Durability, Cell<bool>);
-
-impl Scene for RTrees {
-    type Open = RTree<Cached<rtree::Tree<2>>, 2>;
-
-    async fn prepare(&self, worker: &Worker) -> Result<(), Error> {
-        self.0.prepare(worker).await
-    }
-
-    async fn open(&self, worker: &Worker) -> Result<Self::Open, Error> {
-        let tree = self.0.open(worker).await?;
-        let structure = tree.access().context().structure.clone();
-        Ok(RTree::over(
-            own::<rtree::Tree<2>>(worker, structure, rtree::Rect::EVERYTHING.into(), CACHE_BYTES, self.1).await?,
-        ))
-    }
-
-    async fn act(&self, tree: &Self::Open) -> Result<(), Error> {
-        self.2.set(false);
-        self.0.op.run(tree).await?;
-        self.2.set(true);
-        tree.access().flush().await
-    }
-
-    async fn verify(&self, worker: &Worker, flushed: bool) -> Result<(), Error> {
-        let tree = rtrees::Opened::open(worker, rtrees::TREE, Proof::Checksum).await?;
-        let structure = tree.access().context().structure.clone();
-        own::<rtree::Tree<2>>(worker, structure, rtree::Rect::EVERYTHING.into(), CACHE_BYTES, self.1)
-            .await?
-            .close()
-            .await?;
-        drop(tree);
-        let is_safe = flushed || self.1 == Durability::Logged && self.2.get();
-        self.0.verify(worker, is_safe).await
-    }
-
-    async fn check(&self, worker: &Worker) -> Result<Report, Error> {
-        self.0.check(worker).await
-    }
+/// Changes of pages that are not cached: one alone, and such as split or merge some. (Those of a skip list are never shipped.)
+#[test]
+fn btrees_shipped() {
+    let even = || (1..=60).map(|key| key * 10);
+    let grown = (0..8)
+        .map(|more| maps::Script::<Tree>::new(even().chain((0..more).map(|key| 151 + key)), [], maps::Op::Insert(159)));
+    let shrunk =
+        (1..5).map(|less| maps::Script::new(even(), (0..less).map(|key| 200 + key * 10), maps::Op::Remove(180)));
+    let scripts = grown.chain(shrunk).chain([maps::Script::new(even(), [], maps::Op::Update(200))]);
+    ships(1, in_turn(scripts).map(|owner| Owner { more: 0..3, ..owner }));
 }
 
 #[test]
 fn rtrees_write_back() {
     for script in rtrees::scripts() {
-        enumerate(FAST, &RTrees(script, Durability::WriteBack, Cell::new(false)));
+        enumerate(FAST, &Owner::of(script));
     }
 }
 
 #[test]
 fn rtrees_logged() {
     for script in rtrees::scripts() {
-        enumerate(FAST, &RTrees(script, Durability::Logged, Cell::new(false)));
+        enumerate(FAST, &Owner { durability: Durability::Logged, ..Owner::of(script) });
     }
+}
+
+#[test]
+fn rtrees_pages_leave() {
+    for durability in [Durability::WriteBack, Durability::Logged] {
+        let script = rtrees::Script::with(1500, rtrees::Op::Move(17));
+        let owner = Owner { more: 0..60, cache_bytes: CACHE_BYTES_MIN, durability, ..Owner::of(script) };
+        enumerate_one_in(8, FAST, &owner);
+    }
+}
+
+#[test]
+fn who_replays_an_rtree_dies_too() {
+    for owner in in_turn(rtrees::scripts().into_iter().skip(4).step_by(4)) {
+        enumerate_sweepers(FAST, &owner, 2);
+    }
+}
+
+#[test]
+fn rtrees_go_on() {
+    for owner in in_turn(rtrees::scripts().into_iter().skip(3).step_by(3)) {
+        enumerate_resumed(4, FAST, &owner);
+    }
+}
+
+#[test]
+fn rtrees_shipped() {
+    ships(1, in_turn(rtrees::scripts().into_iter()).map(|owner| Owner { more: 0..3, ..owner }));
+}
+
+/// Pages leave the cache, and memory servers change them while the log has them as they were.
+#[test]
+fn pages_leave_and_are_changed_there() {
+    let tree = || maps::Script::<Tree>::new((1..=1500).map(|key| key * 10), [], maps::Op::Update(200));
+    let small = |owner| Owner { more: 0..60, cache_bytes: CACHE_BYTES_MIN, ..owner };
+    ships(8, in_turn([tree(), tree()].into_iter()).map(small));
+    let tree = || rtrees::Script::with(1500, rtrees::Op::Insert(1500));
+    let small = |owner| Owner { more: 0..60, cache_bytes: CACHE_BYTES_MIN, ..owner };
+    ships(8, in_turn([tree(), tree()].into_iter()).map(small));
 }

@@ -38,12 +38,12 @@ pub(crate) struct Script {
     pub(crate) op: Op,
 }
 
-fn rect(number: u64) -> Rect<2> {
+pub(crate) fn rect(number: u64) -> Rect<2> {
     let (x, y) = ((number % 16) as f64, (number / 16) as f64);
     Rect::new([x, y], [x + 0.5, y + 0.5]).expect("its low corner is below its high one")
 }
 
-fn moved(number: u64) -> Rect<2> {
+pub(crate) fn moved(number: u64) -> Rect<2> {
     Rect::new([number as f64, 100.0], [number as f64, 101.0]).expect("its low corner is below its high one")
 }
 
@@ -72,6 +72,10 @@ impl Op {
 }
 
 impl Script {
+    pub(crate) fn with(count: u64, op: Op) -> Self {
+        Self { count, deleted: 0..0, op }
+    }
+
     fn before(&self) -> Vec<(u64, bool)> {
         (0..self.count).filter(|number| !self.deleted.contains(number)).map(|number| (number, false)).collect()
     }
@@ -90,7 +94,7 @@ impl Script {
 }
 
 impl Script {
-    async fn prepare_at(&self, worker: &Worker, placement: StructurePlacement) -> Result<(), Error> {
+    pub(crate) async fn prepare_at(&self, worker: &Worker, placement: StructurePlacement) -> Result<(), Error> {
         let options = RTreeOptions { page_bytes: 1024, placement, ..RTreeOptions::default() };
         let tree = Opened::create(worker, TREE, options).await?;
         for number in 0..self.count {
@@ -142,10 +146,9 @@ impl Scene for Script {
 }
 
 pub(crate) fn scripts() -> Vec<Script> {
-    let grow = [3, 20, 21, 22, 23, 24, 25, 26].map(|count| Script { count, deleted: 0..0, op: Op::Insert(count) });
+    let grow = [3, 20, 21, 22, 23, 24, 25, 26].map(|count| Script::with(count, Op::Insert(count)));
     let shrink = [60, 12, 8, 7].map(|left| Script { count: 60, deleted: left..60, op: Op::Delete(left - 1) });
-    let across = Script { count: 60, deleted: 0..0, op: Op::Move(17) };
-    grow.into_iter().chain(shrink).chain([across]).collect()
+    grow.into_iter().chain(shrink).chain([Script::with(60, Op::Move(17))]).collect()
 }
 
 /// A script whose victim reaches the tree in another way.
@@ -191,6 +194,7 @@ impl Scene for Reached {
                 let cache = ComputeCache::new(CacheOptions::new(256 << 10))?;
                 ReachedTree::CachedInner(RTree::over(cache.share(worker, structure, Proof::Checksum)?))
             }
+            Way::CachedMapping => panic!("an R-tree has no mapping table"),
             Way::Hybrid => {
                 let hybrid = Hybrid::new(worker, structure, Proof::Checksum);
                 hybrid.shipper().connect(root).await?;

@@ -1,5 +1,5 @@
-//! Ordered maps that the victim reaches by other ways than one-sided: with inner pages cached, hybrid, shipped. And the death of the
-//! memory servers that carry an operation out.
+//! Ordered maps that the victim reaches by other ways than one-sided: with inner pages or a mapping cached, hybrid, shipped. And the
+//! death of the memory servers that carry an operation out.
 
 use farlink_runtime::{
     error::Error,
@@ -24,6 +24,8 @@ use crate::maps::{MAP, Op, Opened, PAGE_BYTES, Script, have_pages_for, scripts};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     CachedInner,
+    /// Of a latch-free structure.
+    CachedMapping,
     Hybrid,
     Coarse,
     /// As coarse; it is the memory servers that die.
@@ -37,6 +39,7 @@ impl Way {
                 let cache = CacheSpec { bytes: 256 << 10, page_bytes: PAGE_BYTES, admit: Admit::Always };
                 AccessUnderTest::CachedInner { cache }
             }
+            Self::CachedMapping => AccessUnderTest::CachedMapping { bytes: 256 << 10 },
             Self::Hybrid => AccessUnderTest::Hybrid,
             Self::Coarse | Self::CoarseServersDie => AccessUnderTest::Coarse,
         }
@@ -44,7 +47,7 @@ impl Way {
 
     pub(crate) fn memory_servers(self) -> MemoryServers {
         match self {
-            Self::CachedInner => MemoryServers::Passive,
+            Self::CachedInner | Self::CachedMapping => MemoryServers::Passive,
             Self::Hybrid | Self::Coarse => MemoryServers::Serve,
             Self::CoarseServersDie => MemoryServers::Die,
         }
@@ -54,7 +57,7 @@ impl Way {
     pub(crate) fn placed(self) -> StructurePlacement {
         let root = ServerId::new(0);
         match self {
-            Self::CachedInner => StructurePlacement::default(),
+            Self::CachedInner | Self::CachedMapping => StructurePlacement::default(),
             Self::Hybrid => StructurePlacement { policy: PlacementPolicy::Leaves, root },
             Self::Coarse | Self::CoarseServersDie => StructurePlacement { policy: PlacementPolicy::OneServer, root },
         }
@@ -70,6 +73,7 @@ struct Reached<S> {
 async fn run<S: Subject>(op: Op, map: &Tree<S>) -> Result<(), Error> {
     match map {
         Tree::CachedInner(map) => op.run(map).await,
+        Tree::CachedMapping(map) => op.run(map).await,
         Tree::Hybrid(map) => op.run(map).await,
         Tree::Coarse(map) => op.run(map).await,
         other => panic!("no scene is about {other:?}"),
@@ -133,6 +137,10 @@ fn inner_pages_cached<S: Subject>() {
     play::<S>(Way::CachedInner);
 }
 
+fn mapping_cached<S: Subject>() {
+    play::<S>(Way::CachedMapping);
+}
+
 fn hybrid<S: Subject>() {
     play::<S>(Way::Hybrid);
 }
@@ -147,5 +155,5 @@ fn shipped_and_the_memory_servers_die<S: Subject>() {
 
 test_every_structure!(
     inner_pages_cached, hybrid, shipped, shipped_and_the_memory_servers_die;
-    bwtree: inner_pages_cached, hybrid, shipped, shipped_and_the_memory_servers_die,
+    bwtree: inner_pages_cached, mapping_cached, hybrid, shipped, shipped_and_the_memory_servers_die,
 );
