@@ -562,12 +562,14 @@ pub fn enumerate<S: Scene + Debug>(options: MemOptions, scene: &S) -> u64 {
     enumerate_one_in(1, options, scene)
 }
 
-/// [`enumerate`] for one in so many of those requests: of a scene with many that are alike.
+/// [`enumerate`] for one in so many of those requests: of a scene with many that are alike. For each of them all the same, where all deaths
+/// are played.
 ///
 /// # Panics
 /// As [`enumerate`].
 pub fn enumerate_one_in<S: Scene + Debug>(share: u64, options: MemOptions, scene: &S) -> u64 {
-    enumerate_every(share * every(), options, scene)
+    let every = every();
+    enumerate_every(if every == 1 { 1 } else { share * every }, options, scene)
 }
 
 /// [`enumerate`] for one in so many, whatever `FARLINK_CRASH_EVERY` says: of a scene with few.

@@ -1,12 +1,16 @@
 //! The suite itself: whoever is to die does, in each order, however few requests there are; and a death can be had again.
 
-use std::cell::{Cell, RefCell};
+use std::{
+    cell::{Cell, RefCell},
+    env,
+    process::Command,
+};
 
 use farlink_runtime::{error::Error, report::Report, worker::Worker};
 use farlink_structures::btree::Tree;
 use farlink_tests::{
     cluster::FAST,
-    crash::{Death, Scene, enumerate_every, enumerate_resumed, enumerate_sweepers, stop_again},
+    crash::{Death, Scene, enumerate_every, enumerate_one_in, enumerate_resumed, enumerate_sweepers, stop_again},
     settings,
 };
 
@@ -22,6 +26,28 @@ fn script() -> Script<Tree> {
 #[test]
 fn somebody_dies_in_each_order_however_seldom() {
     assert_eq!(enumerate_every(SELDOM, FAST, &script()), 3);
+}
+
+/// Played by the test below, too.
+#[test]
+fn one_in_so_many_dies() {
+    assert!(enumerate_one_in(SELDOM, FAST, &script()) > 0);
+}
+
+#[test]
+fn all_deaths_are_played_where_all_are_asked_for() {
+    let this = env::current_exe().unwrap();
+    let mut command = Command::new(this);
+    command.args(["--exact", "deaths::one_in_so_many_dies", "--nocapture"]);
+    command.env("FARLINK_CRASH_EVERY", "1").env_remove("FARLINK_CRASH_DEATH");
+    let out = String::from_utf8(command.output().unwrap().stdout).unwrap();
+    let numbers = |line: &str| -> Option<[u64; 2]> {
+        let (before, deaths) = line.strip_suffix(" deaths")?.rsplit_once(" requests, ")?;
+        let requests = before.rsplit_once(' ')?.1;
+        Some([requests.parse().ok()?, deaths.parse().ok()?])
+    };
+    let [requests, deaths] = out.lines().find_map(numbers).unwrap_or_else(|| panic!("{out}"));
+    assert!(requests > 3 && deaths == 3 * requests, "{out}");
 }
 
 #[test]
