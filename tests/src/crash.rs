@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use farlink_offload::ship::ShipServer;
+use farlink_offload::ship::{Registry, ShipServer};
 use farlink_runtime::{
     audit,
     compute::ComputeServer,
@@ -130,6 +130,11 @@ pub trait Scene {
     /// What memory servers do.
     fn memory_servers(&self) -> MemoryServers {
         MemoryServers::Passive
+    }
+
+    /// What they know, where they carry something out.
+    fn registry(&self) -> Registry {
+        fleet::registry()
     }
 
     /// Makes what is there before.
@@ -277,14 +282,15 @@ impl Stage {
     }
 
     /// Has the memory servers carry out operations, as one member of the cluster that `fabric` leads to.
-    fn serve(&self, fabric: &Arc<dyn Fabric>) -> Result<Vec<ShipServer>, Error> {
+    fn serve(&self, fabric: &Arc<dyn Fabric>, registry: &Registry) -> Result<Vec<ShipServer>, Error> {
         let Some(here) = &self.here else { return Ok(Vec::new()) };
         let member = Arc::new(cluster::join_manual(fabric, 9)?);
         let serve = |server: usize| {
             let server = ServerId::new(server as u16).expect("a small number");
             let listen = ListenOptions { endpoints: 1, ..ListenOptions::default() };
             let member = Arc::clone(&member);
-            fleet::ship_at(here.listen(server, &listen)?, here.memory(server)?, move || Ok(Arc::clone(&member)))
+            let listener = here.listen(server, &listen)?;
+            fleet::ship_at(listener, here.memory(server)?, registry.clone(), move || Ok(Arc::clone(&member)))
         };
         (0..SERVERS).map(serve).collect()
     }
@@ -296,7 +302,7 @@ fn play_victim<S: Scene>(stage: &Stage, scene: &S, death: Death) -> Result<(bool
     let (as_fabric, sound): (Arc<dyn Fabric>, _) = (Arc::new(mortal.clone()), Arc::clone(&stage.fabric));
     let servers_die = scene.memory_servers() == MemoryServers::Die;
     let (of_victim, of_servers) = if servers_die { (sound, as_fabric) } else { (as_fabric, sound) };
-    let servers = stage.serve(&of_servers)?;
+    let servers = stage.serve(&of_servers, &scene.registry())?;
     let victim = Member::join(&of_victim, 1)?;
     let open = victim.worker.block_on(scene.open(&victim.worker))?;
     mortal.dies_after(death.after);
@@ -577,7 +583,15 @@ pub fn enumerate_one_in<S: Scene + Debug>(share: u64, options: MemOptions, scene
 /// # Panics
 /// As [`enumerate`].
 pub fn enumerate_every<S: Scene + Debug>(every: u64, options: MemOptions, scene: &S) -> u64 {
-    let mut chance = Chance::new(scene);
+    enumerate_from(settings::seed(&format!("{scene:?}")), every, options, scene)
+}
+
+/// [`enumerate_every`], where deaths are drawn from a seed that has been said already.
+///
+/// # Panics
+/// As [`enumerate`].
+pub fn enumerate_from<S: Scene + Debug>(seed: u64, every: u64, options: MemOptions, scene: &S) -> u64 {
+    let mut chance = Chance(StdRng::seed_from_u64(seed));
     if plays_again(options, scene) {
         return 1;
     }

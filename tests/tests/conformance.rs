@@ -234,6 +234,44 @@ mod unjust {
     }
 }
 
+/// Counters to which amounts are added in two steps.
+struct InSteps;
+
+impl Model for InSteps {
+    type Plugin = Mixed;
+    type Op = CounterOp;
+    type Output = u64;
+    type State = BTreeMap<u64, u64>;
+
+    fn variants() -> Vec<AccessVariant> {
+        vec![AccessVariant::OneSided]
+    }
+
+    fn draw(rng: &mut SmallRng, state: &Self::State) -> CounterOp {
+        Counters::draw(rng, state)
+    }
+
+    fn apply(state: &mut Self::State, op: &CounterOp) -> u64 {
+        Counters::apply(state, op)
+    }
+
+    fn looks() -> Vec<CounterOp> {
+        Counters::looks()
+    }
+
+    async fn run(op: &CounterOp, on: &impl Run<Plugin = Mixed>) -> Result<u64, Error> {
+        let CounterOp::Add(Add { counter, amount }) = *op else { return Counters::run(op, on).await };
+        let half = amount / 2;
+        let before = on.execute(&Add { counter, amount: half }).await?;
+        on.execute(&Add { counter, amount: amount - half }).await?;
+        Ok(before)
+    }
+
+    async fn create(worker: &Handle, name: &str, placement: StructurePlacement) -> Result<(), Error> {
+        Counters::create(worker, name, placement).await
+    }
+}
+
 /// Empties a set, and holds up the epoch until its worker ends.
 #[derive(Debug, Clone)]
 struct TakePinned {
@@ -477,7 +515,7 @@ impl Model for Nowhere {
 mod caught {
     use farlink_tests::conformance;
 
-    use super::{Faulty, Loses, NeverSure, Nowhere, Pins, Unchecked};
+    use super::{Faulty, InSteps, Loses, NeverSure, Nowhere, Pins, Unchecked};
 
     #[test]
     fn that_nothing_is_ever_free_again() {
@@ -498,17 +536,32 @@ mod caught {
 
     #[test]
     fn that_there_is_no_access() {
-        let tests: [fn(); 6] = [
+        let tests: [fn(); 7] = [
             conformance::model::<Nowhere>,
             conformance::linearizable::<Nowhere>,
             conformance::faults::<Nowhere>,
             conformance::hostile::<Nowhere>,
             conformance::reclaim::<Nowhere>,
             || conformance::processes::<Nowhere>(""),
+            conformance::crash::<Nowhere>,
         ];
         for test in tests {
             conformance::refuses::<Unchecked>("over no access", test);
         }
+    }
+
+    #[test]
+    fn that_the_dead_leave_half_an_operation() {
+        // One seed may miss it.
+        let seeds = || (0..20).for_each(|_| conformance::crash::<InSteps>());
+        conformance::refuses::<InSteps>("neither the state before nor that behind", seeds);
+    }
+
+    #[test]
+    fn that_pages_are_lost_and_nobody_has_died() {
+        // Not every seed has some taken.
+        let seeds = || (0..20).for_each(|_| conformance::crash::<Faulty<Loses>>());
+        conformance::refuses::<Faulty<Loses>>("pages were nobody's, and nobody died", seeds);
     }
 
     /// Where requests fail that may be: then they have to be found.

@@ -168,16 +168,17 @@ fn serve(
     (0..cluster.fabric().servers()).map(start).collect()
 }
 
-/// Has a memory server carry out operations. Whoever it had anything to say to may be dead when it ends: it waits for nobody then.
+/// Has a memory server carry out these operations. Whoever it had anything to say to may be dead when it ends: it waits for nobody then.
 ///
 /// # Errors
 /// As [`ShipServer::start`].
 pub fn ship_at(
     listener: Box<dyn Listener>,
     memory: LocalMemory,
+    registry: Registry,
     join: impl Fn() -> Result<Arc<ComputeServer>, Error> + Send + Sync + 'static,
 ) -> Result<ShipServer, Error> {
-    ShipServer::start(listener, memory, registry(), &losable(), join)
+    ShipServer::start(listener, memory, registry, &losable(), join)
 }
 
 /// Has a memory server of files carry out operations, as `spec` says.

@@ -62,7 +62,7 @@ mod built_in {
             let servers = members.get().cloned().unwrap_or_default();
             Ok(Arc::new(cluster::join(&profile.wrap(connect(&servers, &secret)?), 0)?))
         };
-        fleet::ship_at(listener, server.memory(), join)
+        fleet::ship_at(listener, server.memory(), fleet::registry(), join)
     }
 
     #[derive(Debug)]

@@ -6,7 +6,9 @@
 //! - *faults*: the same while requests fail;
 //! - *hostile*: every operation on damaged pages ends, nothing panics, and some operation has met the damage;
 //! - *reclaim*: operations in rounds take no more memory from round to round, and what a round has freed is free after it;
-//! - *processes*: compute servers in processes of their own.
+//! - *processes*: compute servers in processes of their own;
+//! - *crash*: a compute server dies in the middle of an operation, after some of its requests: others find the state before that
+//!   operation or behind it, and go on.
 //!
 //! After each run the structure's check finds nothing, and no memory is held or lost. What several workers were answered is judged
 //! in full: that it is linearizable, or by [`Model::judge`]; where that takes too long to find out, shorter runs have to do.
@@ -14,7 +16,8 @@
 //! All is drawn from a seed, which is printed: `FARLINK_TEST_SEED` has a run again. `FARLINK_KIT_SECONDS` says how long each
 //! of these tests goes on with new seeds (.3 if not set; each is run with one seed at least), `FARLINK_KIT_OPS` how many
 //! operations a run of the model has (300), `FARLINK_KIT_ACCESS` over which [`AccessVariant`] alone they run, by its name.
-//! `FARLINK_FABRIC=verbs` runs all but *processes* on real RDMA.
+//! `FARLINK_FABRIC=verbs` runs all but *processes* and *crash* on real RDMA. `FARLINK_CRASH_EVERY=1` has *crash* play a death at each request
+//! of the operations that it draws; with the seed, and `FARLINK_CRASH_DEATH` as a failed run says it, it plays that one alone.
 //!
 //! ```no_run
 //! use std::collections::BTreeMap;
@@ -56,6 +59,7 @@
 //! farlink_tests::conformance!(Counters);
 //! ```
 
+mod crash;
 mod hostile;
 mod many;
 mod processes;
@@ -78,6 +82,7 @@ use farlink_runtime::{
 use rand::rngs::SmallRng;
 
 pub use self::{
+    crash::crash,
     hostile::hostile,
     many::{faults, linearizable, until_decided},
     processes::{child, processes},
@@ -111,6 +116,10 @@ pub trait Model: 'static {
     /// nobody can say what became (`Error::InstallUnknown`). They have to be found by `leaks::free`, which asks
     /// [`Plugin::is_leaked`].
     const MAY_LOSE_PAGES: bool = false;
+
+    /// Whether a compute server that dies in an operation may leave such pages: as a rule, wherever installs publish pages, which are not
+    /// recorded.
+    const DEATHS_LOSE_PAGES: bool = Self::MAY_LOSE_PAGES;
 
     /// The accesses over which it works; one at least.
     fn variants() -> Vec<AccessVariant> {
@@ -207,6 +216,10 @@ macro_rules! conformance {
             #[test]
             fn processes() {
                 $crate::conformance::processes::<$model>(concat!(module_path!(), "::child"));
+            }
+            #[test]
+            fn crash() {
+                $crate::conformance::crash::<$model>();
             }
             /// The other side of `processes`; nothing otherwise.
             #[test]

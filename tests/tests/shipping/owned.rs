@@ -204,7 +204,7 @@ fn an_operation_names_whom_it_has_waited_for() {
     let listener = cluster.listen(server, &ListenOptions { endpoints: 1, ..ListenOptions::default() }).unwrap();
     let options = ComputeOptions { lock_wait: Some(Duration::from_millis(20)), ..ComputeOptions::default() };
     let join = move || Ok(Arc::new(ComputeServer::join(Arc::clone(&joining), options)?));
-    let _serving = fleet::ship_at(listener, cluster.memory(server).unwrap(), join).unwrap();
+    let _serving = fleet::ship_at(listener, cluster.memory(server).unwrap(), fleet::registry(), join).unwrap();
     let holder = cluster::join(&fabric, 1).unwrap();
     let compute = cluster::join(&fabric, 2).unwrap();
     let worker = compute.worker().unwrap();
