@@ -48,6 +48,8 @@ const GOES_ON: u64 = 3;
 const BELIEVES: u64 = 4;
 /// It has a part of it run below, which does what [`GOES_ON`] says.
 const PART_GOES_ON: u64 = 5;
+/// Where it was shipped to, changes what nobody sees, and then wants a page of another server's.
+const TIDIES: u64 = 6;
 
 /// Points.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -145,6 +147,15 @@ impl Operation for Add {
         let page = access.open(from).await?;
         let promised = (self.wrong != BELIEVES).then(|| child_of(self.point));
         if page.level() == 0 {
+            if self.wrong == TIDIES {
+                let turn = |pages: &mut A::PagesMut<'_>| {
+                    let all: Vec<_> = points(&pages.page(Slot::ONLY)).into_iter().rev().collect();
+                    set_points(pages, Slot::ONLY, &all);
+                };
+                access.change(Pages::current(page), turn).await?;
+                access.open(Start::Root).await?;
+                return Err(Interrupt::above());
+            }
             let added = set_point(access, page, promised, self.point, true).await?;
             if self.wrong == PART_GOES_ON {
                 access.open(from).await?;
@@ -447,6 +458,12 @@ fn an_attempt_that_ends_behind_its_effect_is_found() {
 fn a_part_that_ends_behind_its_effect_is_found() {
     let what = found(PART_GOES_ON, |seed| Rules { conflicts: true, ships: true, ..calm(seed) }, true);
     assert!(what.contains("behind an effect that others can see"), "{what}");
+}
+
+#[test]
+fn what_comes_back_behind_a_change_is_found() {
+    let what = found(TIDIES, |seed| Rules { ships: true, ..calm(seed) }, true);
+    assert!(what.contains("and came back"), "{what}");
 }
 
 #[test]

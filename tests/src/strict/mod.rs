@@ -11,7 +11,7 @@
 //!   there, changes of one page only.
 //!
 //! It panics, with the operation's name, if an operation that says that it only reads changes a page, if one holds more pages
-//! than [`Rules::pages_max`], and, if it can look at the structure ([`Strict::looking`]), if an attempt ends behind an effect
+//! than [`Rules::pages_max`], if one that was shipped comes back behind a change, and, if it can look at the structure ([`Strict::looking`]), if an attempt ends behind an effect
 //! that others can see.
 
 mod attempt;
@@ -177,6 +177,7 @@ impl<A: Access + 'static> Shared<A> {
         sent.limit();
         let about = sent.scope();
         let server = Attempt::new(self, O::NAME, O::READS_ONLY).below(missing, about);
+        let mut has_changed = false;
         for _ in 0..SHIPPED_ATTEMPTS_MAX {
             let interrupt = match sent.run(&server, Start::Page(missing.page)).await {
                 Ok(output) => {
@@ -185,6 +186,7 @@ impl<A: Access + 'static> Shared<A> {
                 }
                 Err(interrupt) => interrupt,
             };
+            has_changed |= server.changes.get() > 0;
             self.require_unseen(before(), &server, &interrupt).await?;
             match interrupt {
                 Interrupt::Failed(error) if !server.declined.get() => return Err(*error),
@@ -192,6 +194,12 @@ impl<A: Access + 'static> Shared<A> {
                 _ => break,
             }
         }
+        assert!(
+            !has_changed,
+            "{}: has changed a page where it was shipped to, and came back: whoever has sent it keeps an old copy; as a memory server it \
+             makes one change, the last thing it does",
+            O::NAME
+        );
         self.count(|counts| counts.came_back += 1);
         Ok(None)
     }
