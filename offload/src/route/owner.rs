@@ -133,11 +133,11 @@ impl<P: Plugin> Serve for Rc<Part<P>> {
                 ReplyHeader::reply(loads.map(|loads| (done, loads)).map_err(ReplyHeader::of), 0, reply);
             }));
         }
-        let wanted = match what {
+        let wanted = unpanicked_now(|| match what {
             GIVE_UP => decode_all::<(u64, P::Region)>(words).map(|(to, region)| (OwnerId::new(to), region)),
             _ => decode_all::<P::Region>(words).map(|region| (Some(part.worker.owner()), region)),
-        };
-        let Ok((Some(to), region)) = wanted else { return Err((Refusal::Malformed, reply)) };
+        });
+        let Ok(Ok((Some(to), region))) = wanted else { return Err((Refusal::Malformed, reply)) };
         Ok(Box::pin(async move {
             let (holdings, worker) = (part.here.holdings(), &part.worker);
             let outcome = match what {

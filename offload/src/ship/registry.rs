@@ -305,7 +305,9 @@ impl ReplyHeader {
                     }
                     Err(why) => {
                         tracing::error!(why, "to write an answer panicked");
-                        Some(Failure::Panicked(why))
+                        Some(Failure::Other(format!(
+                            "to write the answer panicked: {why}; the operation was carried out"
+                        )))
                     }
                 };
                 if let Some(failed) = failed {

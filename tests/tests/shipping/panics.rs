@@ -147,8 +147,12 @@ fn judge(blows: Blows, outcome: Result<(), Error>) {
             Blows::InDecode | Blows::InLimit,
             Err(Error::Messaging(MessagingError::Refused { why: Refusal::Malformed, .. }) | Error::AtOwner { .. }),
         ) => {}
-        (Blows::InScope | Blows::InRun | Blows::InEncode, Err(Error::Panicked { why, .. })) => {
+        (Blows::InScope | Blows::InRun, Err(Error::Panicked { why, .. })) => {
             assert!(why.contains(&format!("{blows:?}")), "{why}");
+        }
+        // It has had its effect.
+        (Blows::InEncode, Err(Error::OnServer { why, .. } | Error::AtOwner { why, .. })) => {
+            assert!(why.contains("InEncode") && why.contains("carried out"), "{why}");
         }
         (_, outcome) => panic!("{blows:?}: {outcome:?}"),
     }
