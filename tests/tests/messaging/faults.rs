@@ -439,15 +439,21 @@ fn in_files(dir: &Path, seen: &Arc<Seen>) -> (ManualMessageServer, MemFabric) {
 /// Leaves so many bytes of the file of the only connection.
 #[cfg(target_os = "linux")]
 fn cut(dir: &Path, bytes: u64) {
+    connection_file(dir).set_len(bytes).unwrap();
+}
+
+#[cfg(target_os = "linux")]
+fn connection_file(dir: &Path) -> std::fs::File {
     let connections: Vec<_> = std::fs::read_dir(dir.join("connections")).unwrap().flatten().collect();
     let [connection] = &connections[..] else { panic!("{connections:?}") };
-    std::fs::OpenOptions::new().write(true).open(connection.path()).unwrap().set_len(bytes).unwrap();
+    std::fs::OpenOptions::new().write(true).open(connection.path()).unwrap()
 }
 
 /// The rest of it is zeros then, and nobody has asked for that.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_request_in_a_file_that_is_cut_is_not_carried_out() {
+    let _watch = Watchdog::start("messages", Duration::from_secs(100));
     let (dir, seen) = (tempfile::tempdir().unwrap(), Arc::new(Seen::default()));
     let (mut messages, fabric) = in_files(dir.path(), &seen);
     let mut rogue = Rogue::on(&fabric, 0);
@@ -473,6 +479,7 @@ fn a_request_in_a_file_that_is_cut_is_not_carried_out() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_file_that_is_cut_while_replies_wait_breaks_no_rule() {
+    let _watch = Watchdog::start("messages", Duration::from_secs(100));
     let (dir, seen) = (tempfile::tempdir().unwrap(), Arc::new(Seen::default()));
     let (mut messages, fabric) = in_files(dir.path(), &seen);
     let mut rogue = Rogue::on(&fabric, 0);
@@ -493,6 +500,50 @@ fn a_file_that_is_cut_while_replies_wait_breaks_no_rule() {
         messages.turn();
     }
     assert_eq!(messages.counts().malformed, 0);
+}
+
+/// It has said that it ends, and not all of its replies were taken: what the rest were nobody knows any more.
+#[cfg(target_os = "linux")]
+#[test]
+fn requests_end_whose_file_is_cut_behind_a_goodbye() {
+    const REQUESTS: u64 = 200;
+    let dir = tempfile::tempdir().unwrap();
+    let memory = MemoryServer::start(&cluster::serve_options(dir.path(), 0, 1, 2 << 20)).unwrap();
+    let listener = memory.listen(&ListenOptions { endpoints: 1, ..ListenOptions::default() }, FAST).unwrap();
+    let seen = Arc::new(Seen::default());
+    let _watch = Watchdog::start("messages", Duration::from_secs(60));
+    let making = Arc::clone(&seen);
+    let make = move |_| Ok(Box::new(Parrot::new(&making)) as Box<dyn Service>);
+    let messages = MessageServer::start(listener, &ServeMessages::default(), make).unwrap();
+    let fabric: Arc<dyn Fabric> = Arc::new(MemFabric::open(dir.path(), FAST).unwrap());
+    let compute = cluster::join_manual(&fabric, 1).unwrap();
+    let worker = compute.worker().unwrap();
+    worker.block_on(async {
+        let channel = worker.channel(server(0)).await.unwrap();
+        // More than one look takes.
+        let ask = |_| {
+            let channel = channel.clone();
+            worker.spawn(async move { channel.request_words(HELD, &[7; 8], Priority::BestEffort).await.map(drop) })
+        };
+        let asked: Vec<_> = (0..REQUESTS).map(ask).collect();
+        while seen.handled.load(Ordering::Relaxed) < REQUESTS {
+            worker.yield_now().await;
+        }
+        let file = connection_file(dir.path());
+        seen.lets_go.store(true, Ordering::Release);
+        // It waits for who does not look.
+        drop(messages);
+        worker.yield_now().await;
+        file.set_len(0).unwrap();
+        let mut outcomes = Vec::new();
+        for asked in asked {
+            outcomes.push(asked.await);
+        }
+        let unknown = |outcome: &&Result<_, _>| matches!(outcome, Err(MessagingError::OutcomeUnknown { .. }));
+        let (done, unknown) =
+            (outcomes.iter().filter(|it| it.is_ok()).count(), outcomes.iter().filter(unknown).count());
+        assert!(done > 0 && unknown > 0 && done + unknown == outcomes.len(), "{outcomes:?}");
+    });
 }
 
 /// It says the same to its worker as one that was dismissed.

@@ -90,6 +90,10 @@ impl State {
             core.idle_polls = 0;
             core.dirty = false;
             match core.exchange(host) {
+                // Nobody knows what it has said last.
+                Err(Broken::Failed(error)) if core.connection.as_ref().is_some_and(Connection::is_lost) => {
+                    self.connect_again(core, host, &error.to_string())
+                }
                 // Each exchange takes some of the best-effort replies that came before it.
                 Ok(()) | Err(Broken::Failed(_)) if core.has_goodbye && core.has_messages() => core.dirty = true,
                 Ok(()) | Err(Broken::Failed(_)) if core.has_goodbye => core.leave(host),

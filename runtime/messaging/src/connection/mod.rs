@@ -368,9 +368,14 @@ impl Connection {
         !self.is_sending() && !self.is_waiting() && self.failed.is_none() && self.outgoing.iter().all(is_published)
     }
 
+    /// Whether its memory was taken away: others' words in it are not what they have written.
+    pub(crate) fn is_lost(&self) -> bool {
+        self.own.is_lost()
+    }
+
     /// What was read, unless it may be what stands in the place of what was sent.
     fn unless_lost<T>(&self, read: Result<T, Broken>) -> Result<T, Broken> {
-        if !self.own.is_lost() {
+        if !self.is_lost() {
             return read;
         }
         let why = "the memory of the connection was taken away".to_owned();
