@@ -518,8 +518,8 @@ impl ServerEnd {
             return Some(false);
         }
         let is_abandoned = self.0.file.as_ref().is_some_and(|file| !is_locked(&file.1));
-        // It may have closed it just now, and lets the lock go after that.
-        is_abandoned.then(|| self.closed_in_order().unwrap_or(true))
+        // It may have closed it just now, and lets the lock go after that. A file that was cut says nothing, which shows once it is read.
+        is_abandoned.then(|| self.closed_in_order().unwrap_or_else(|| !self.0.region.is_lost()))
     }
 }
 

@@ -513,6 +513,8 @@ mod tests {
             assert_eq!(served.next(), Some(question), "it was asked in vain");
             served.say(&answer);
         }
+        // Until then it is still late.
+        eventually("both answers are there", || lock(&session.shared.line).waiting.is_empty());
         assert_eq!(left.wait().unwrap(), Answer::Done);
         // It goes on.
         let again = session.ask(&lives).unwrap();
