@@ -197,10 +197,10 @@ struct Run<'a> {
     lives: Vec<u64>,
     /// When each process has said something, or was started.
     heard: Vec<Instant>,
-    /// Since when operations are under way, by process and task, and for how long somebody had been stopped before.
-    begun: HashMap<(usize, u32), (Instant, Duration)>,
-    /// How long somebody has been stopped, all in all.
-    stopped: Duration,
+    /// Since when operations are under way, by process and task.
+    begun: HashMap<(usize, u32), Instant>,
+    /// Until when somebody was stopped, and for how long.
+    stops: Vec<(Instant, Duration)>,
     model: Model,
     outcome: Outcome,
 }
@@ -213,8 +213,8 @@ impl<'a> Run<'a> {
         let (lives, heard) = (vec![0; plan.processes as usize], vec![Instant::now(); plan.processes as usize]);
         let (rng, model) = (StdRng::seed_from_u64(args.seed), Model::new(writes_back, sends));
         let (children, outcome) = (Vec::new(), Outcome::default());
-        let (begun, stopped) = (HashMap::new(), Duration::ZERO);
-        let mut run = Self { plan, place, args, rng, children, lives, heard, begun, stopped, model, outcome };
+        let (begun, stops) = (HashMap::new(), Vec::new());
+        let mut run = Self { plan, place, args, rng, children, lives, heard, begun, stops, model, outcome };
         for process in 0..plan.processes as usize {
             let child = run.start(process)?;
             run.children.push(child);
@@ -312,7 +312,7 @@ impl<'a> Run<'a> {
             self.children[victim].pause();
             thread::sleep(stop);
             self.children[victim].resume();
-            self.stopped += begun.elapsed();
+            self.stops.push((Instant::now(), begun.elapsed()));
             return Ok(());
         }
         if self.lives[victim].is_multiple_of(2) && self.heard[victim].elapsed() >= QUIET_MAX {
@@ -325,7 +325,7 @@ impl<'a> Run<'a> {
         tracing::debug!(victim, took = ?begun.elapsed(), "killed");
         hear_out(&lines, |line| self.hear(victim, line))?;
         self.model.killed(victim);
-        for (_, (since, _)) in self.begun.extract_if(|(process, _), _| *process == victim) {
+        for (_, since) in self.begun.extract_if(|(process, _), _| *process == victim) {
             let cut_off = begun.saturating_duration_since(since);
             self.outcome.longest_cut_off = self.outcome.longest_cut_off.max(cut_off);
         }
@@ -334,13 +334,19 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
+    /// How long somebody was stopped in the time before now.
+    fn stopped_for(&self, time: Duration) -> Duration {
+        let shares = self.stops.iter().rev().map(|&(end, length)| time.saturating_sub(end.elapsed()).min(length));
+        shares.take_while(|share| !share.is_zero()).sum()
+    }
+
     fn hear(&mut self, process: usize, line: &str) -> anyhow::Result<()> {
         let said = Said::parse(line).with_context(|| format!("a process said `{line}`"))?;
         self.heard[process] = Instant::now();
         if let Said::Ends { task, took, .. } | Said::Lost { task, took } | Said::Failed { task, took, .. } = &said {
-            let begun = self.begun.remove(&(process, *task));
+            self.begun.remove(&(process, *task));
             // Whom another one waits for meanwhile is not dead.
-            let stopped = begun.map_or(Duration::ZERO, |(_, before)| self.stopped - before);
+            let stopped = self.stopped_for(Duration::from_nanos(took.ns));
             if took.ns > self.outcome.longest.ns {
                 self.outcome.longest = *took;
             }
@@ -349,7 +355,7 @@ impl<'a> Run<'a> {
         }
         match said {
             Said::Begins { task, key, change } => {
-                self.begun.insert((process, task), (Instant::now(), self.stopped));
+                self.begun.insert((process, task), Instant::now());
                 self.model.begin(process, task, key, change);
             }
             Said::Ends { task, seen, .. } => {
