@@ -17,7 +17,7 @@
 //! of these tests goes on with new seeds (.3 if not set; each is run with one seed at least), `FARLINK_KIT_OPS` how many
 //! operations a run of the model has (300), `FARLINK_KIT_ACCESS` over which [`AccessVariant`] alone they run, by its name.
 //! `FARLINK_FABRIC=verbs` runs all but *processes* and *crash* on real RDMA. `FARLINK_CRASH_EVERY=1` has *crash* play a death at each request
-//! of the operations that it draws; with the seed, and `FARLINK_CRASH_DEATH` as a failed run says it, it plays that one alone.
+//! of the operations that it draws; with the seed, and `FARLINK_CRASH_DEATH` as a failed run says it, it plays that one, over each access that is not ruled out.
 //!
 //! ```no_run
 //! use std::collections::BTreeMap;
@@ -167,7 +167,7 @@ pub trait Model: 'static {
     async fn create(worker: &Handle, name: &str, placement: StructurePlacement) -> Result<(), Error>;
 
     /// What else has to be true of a history: to be written where operations promise less than to be linearizable. The worker of
-    /// the [looks](Model::looks), which come last, is [`LOOKER`].
+    /// the [looks](Model::looks), which come last, and of what [fills](Model::fill) the structure, which comes first, is [`LOOKER`].
     ///
     /// # Errors
     /// What is not.

@@ -60,6 +60,8 @@ struct Scene {
     worker: Worker,
     sent: Cell<u64>,
     _server: OwnerServer,
+    holdings: Holdings<Tree>,
+    of_owner: Worker,
     _compute: ComputeServer,
     owner: Arc<ComputeServer>,
     _fleet: Fleet,
@@ -90,7 +92,6 @@ impl Scene {
         let cache = ComputeCache::<Tree>::new(options)?;
         let holdings = Holdings::new(trees[1].structure(), cache);
         of_owner.block_on(holdings.take(&of_owner, KeyRange::ALL))?;
-        drop(of_owner);
         let messages = ServeMessages { wait: Wait::Event, ..ServeMessages::default() };
         let listener = owner.listen(&ListenOptions::default())?;
         let server = OwnerServer::start(listener, &owner, vec![Served::new(&holdings)], &messages)?;
@@ -108,6 +109,8 @@ impl Scene {
             worker,
             sent,
             _server: server,
+            holdings,
+            of_owner,
             _compute: compute,
             owner,
             _fleet: fleet,
@@ -129,8 +132,10 @@ impl Scene {
     }
 
     fn check(&self) {
+        // What the owner has changed is in its cache.
+        self.of_owner.block_on(self.holdings.flush(&self.of_owner)).expect("there is memory for a small tree");
         self.worker.block_on(async {
-            for report in [self.trees[0].check().await, self.boxes.check().await] {
+            for report in [self.trees[0].check().await, self.trees[1].check().await, self.boxes.check().await] {
                 let report = report.expect("what is served can be read");
                 assert!(report.is_clean(), "{report:?}");
             }

@@ -172,7 +172,9 @@ impl<K: Kind> Scene for Script<K> {
             catalog::destroy(worker, NAME).await?;
         }
         // The name is free.
-        assert!(K::change(make::<K>(worker, NAME, count + 1).await?).await?);
+        let anew = make::<K>(worker, NAME, count + 1).await?;
+        K::find_all(anew.clone(), count + 1).await?;
+        assert!(K::change(anew).await?);
         catalog::destroy(worker, NAME).await?;
         let all: Vec<String> = catalog::list(worker).await?.into_iter().map(|structure| structure.name).collect();
         assert_eq!(all, [BYSTANDER]);

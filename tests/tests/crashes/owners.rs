@@ -281,7 +281,7 @@ impl<K: Owns> Owner<K> {
     ) -> Result<bool, Error> {
         let shipped = on.shipped();
         operation.await?;
-        self.shipped.set(on.shipped());
+        self.shipped.set(on.shipped().max(self.shipped.get()));
         Ok(self.durability == Durability::Logged || on.shipped() > shipped)
     }
 
@@ -352,7 +352,7 @@ impl<K: Owns> Scene for Owner<K> {
             true => {
                 let structure = catalog::open::<K::Plugin>(worker, K::NAME).await?;
                 let all = <K::Plugin as Plugin>::Region::everything();
-                Reached::Cached(own(worker, structure, all, self.cache_bytes, Durability::WriteBack).await?)
+                Reached::Cached(own(worker, structure, all, self.cache_bytes, self.durability).await?)
             }
             false => Self::one_sided(worker).await?,
         };
@@ -429,7 +429,8 @@ fn ships<K: Owns>(share: u64, owners: impl IntoIterator<Item = Owner<K>>) {
         enumerate_one_in(share, FAST, &owner);
         shipped += owner.shipped.get();
     }
-    assert!(shipped > 0, "nothing was shipped");
+    // One death that is played again may come before all that is.
+    assert!(shipped > 0 || std::env::var_os("FARLINK_CRASH_DEATH").is_some(), "nothing was shipped");
 }
 
 test_every_structure!(write_back, pages_leave, logged, pages_leave_logged, who_replays_dies_too, goes_on);
