@@ -5,7 +5,7 @@ use std::{cell::Cell, future::Future, pin::Pin, rc::Rc};
 use farlink_runtime::{
     access::{
         Access, Context, Direction, FastPath, Forked, Hint, Interrupt, Link, NewPage, Operation, Overlap, PageRef,
-        Pages, Placement, Plugin, Start, Swap, Unlinked, WordPtr, Words,
+        Pages, PagesMut, Placement, Plugin, Slot, Start, Swap, Unlinked, WordPtr, Words,
     },
     change::Role,
     error::Error,
@@ -32,6 +32,8 @@ pub(super) struct Attempt<A: Access> {
     reads_only: bool,
     /// Changes of this attempt.
     pub(super) changes: Cell<u32>,
+    /// As a memory server: whether a change has written something.
+    pub(super) has_written: Cell<bool>,
     mischief_left: Cell<u32>,
     held: Rc<Cell<usize>>,
     pub(super) may_ship: Cell<bool>,
@@ -108,6 +110,12 @@ fn copy(page: &impl PageRef) -> Result<Vec<u64>, Interrupt> {
     page.read(|words| (0..words.count()).map(|index| words.word(index)).collect())
 }
 
+/// What the only page of a change holds now.
+fn image(pages: &impl PagesMut) -> Vec<u64> {
+    let page = pages.page(Slot::ONLY);
+    (0..page.count()).map(|index| page.word(index)).collect()
+}
+
 impl<A: Access + 'static> Attempt<A> {
     pub(super) fn new(strict: &Rc<Shared<A>>, operation: &'static str, reads_only: bool) -> Self {
         let mischief = if strict.rules.conflicts { strict.rng.borrow_mut().random_range(0..=MISCHIEF_MAX) } else { 0 };
@@ -116,6 +124,7 @@ impl<A: Access + 'static> Attempt<A> {
             operation,
             reads_only,
             changes: Cell::new(0),
+            has_written: Cell::new(false),
             mischief_left: Cell::new(mischief),
             held: Rc::default(),
             may_ship: Cell::new(strict.rules.ships),
@@ -383,7 +392,14 @@ impl<A: Access + 'static> Access for Attempt<A> {
         new.into_iter().for_each(|page| {
             below.add_new(page);
         });
-        let (result, after) = self.inner().change(below, f).await?;
+        let is_below = self.below.is_some();
+        let watched = |pages: &mut Self::PagesMut<'a>| {
+            let before = is_below.then(|| image(pages));
+            let result = f(pages);
+            (result, before.is_some_and(|before| before != image(pages)))
+        };
+        let ((result, writes), after) = self.inner().change(below, watched).await?;
+        self.has_written.set(self.has_written.get() || writes);
         self.changes.set(self.changes.get() + 1);
         let mut held = Vec::new();
         for page in after.into_each() {

@@ -177,7 +177,6 @@ impl<A: Access + 'static> Shared<A> {
         sent.limit();
         let about = sent.scope();
         let server = Attempt::new(self, O::NAME, O::READS_ONLY).below(missing, about);
-        let mut has_changed = false;
         for _ in 0..SHIPPED_ATTEMPTS_MAX {
             let interrupt = match sent.run(&server, Start::Page(missing.page)).await {
                 Ok(output) => {
@@ -186,7 +185,6 @@ impl<A: Access + 'static> Shared<A> {
                 }
                 Err(interrupt) => interrupt,
             };
-            has_changed |= server.changes.get() > 0;
             self.require_unseen(before(), &server, &interrupt).await?;
             match interrupt {
                 Interrupt::Failed(error) if !server.declined.get() => return Err(*error),
@@ -195,7 +193,7 @@ impl<A: Access + 'static> Shared<A> {
             }
         }
         assert!(
-            !has_changed,
+            !server.has_written.get(),
             "{}: has changed a page where it was shipped to, and came back: whoever has sent it keeps an old copy; as a memory server it \
              makes one change, the last thing it does",
             O::NAME
