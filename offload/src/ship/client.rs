@@ -44,7 +44,7 @@ pub enum From<'a, R> {
 pub enum Answer<T> {
     /// It was carried out.
     Done(Shipped<T>),
-    /// It has had no effect and is for the compute server to do. Only if it began at a page; and from the root, if the compute server is
+    /// It has had no effect that others see (an operation makes its one change last) and is for the compute server to do. Only if it began at a page; and from the root, if the compute server is
     /// [fenced off](Decline::FencedOff).
     Declined(Decline),
     /// The rest is to be done from this page on. Only if it was to search.

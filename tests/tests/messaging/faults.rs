@@ -8,6 +8,7 @@ use std::{
 
 use farlink_runtime::{
     clock::Clock,
+    compute::ComputeServer,
     error::Error,
     fabric::{
         Error as FabricError, Fabric, Verb,
@@ -502,21 +503,32 @@ fn a_file_that_is_cut_while_replies_wait_breaks_no_rule() {
     assert_eq!(messages.counts().malformed, 0);
 }
 
+/// A memory server whose connections are files, and somebody who has joined.
+#[cfg(target_os = "linux")]
+fn served_in_files(
+    dir: &Path,
+    connection_bytes: usize,
+    seen: &Arc<Seen>,
+) -> (MemoryServer, MessageServer, ComputeServer) {
+    let memory = MemoryServer::start(&cluster::serve_options(dir, 0, 1, 2 << 20)).unwrap();
+    let listener = memory.listen(&ListenOptions { endpoints: 1, connection_bytes }, FAST).unwrap();
+    let seen = Arc::clone(seen);
+    let make = move |_| Ok(Box::new(Parrot::new(&seen)) as Box<dyn Service>);
+    let messages = MessageServer::start(listener, &ServeMessages::default(), make).unwrap();
+    let fabric: Arc<dyn Fabric> = Arc::new(MemFabric::open(dir, FAST).unwrap());
+    let compute = cluster::join_manual(&fabric, 1).unwrap();
+    (memory, messages, compute)
+}
+
 /// It has said that it ends, and not all of its replies were taken: what the rest were nobody knows any more.
 #[cfg(target_os = "linux")]
 #[test]
 fn requests_end_whose_file_is_cut_behind_a_goodbye() {
     const REQUESTS: u64 = 200;
     let dir = tempfile::tempdir().unwrap();
-    let memory = MemoryServer::start(&cluster::serve_options(dir.path(), 0, 1, 2 << 20)).unwrap();
-    let listener = memory.listen(&ListenOptions { endpoints: 1, ..ListenOptions::default() }, FAST).unwrap();
     let seen = Arc::new(Seen::default());
-    let _watch = Watchdog::start("messages", Duration::from_secs(60));
-    let making = Arc::clone(&seen);
-    let make = move |_| Ok(Box::new(Parrot::new(&making)) as Box<dyn Service>);
-    let messages = MessageServer::start(listener, &ServeMessages::default(), make).unwrap();
-    let fabric: Arc<dyn Fabric> = Arc::new(MemFabric::open(dir.path(), FAST).unwrap());
-    let compute = cluster::join_manual(&fabric, 1).unwrap();
+    let _watch = Watchdog::start("messages", Duration::from_secs(120));
+    let (_memory, messages, compute) = served_in_files(dir.path(), ListenOptions::default().connection_bytes, &seen);
     let worker = compute.worker().unwrap();
     worker.block_on(async {
         let channel = worker.channel(server(0)).await.unwrap();
@@ -551,15 +563,9 @@ fn requests_end_whose_file_is_cut_behind_a_goodbye() {
 #[test]
 fn a_request_whose_file_is_cut_is_sent_again() {
     let dir = tempfile::tempdir().unwrap();
-    let memory = MemoryServer::start(&cluster::serve_options(dir.path(), 0, 1, 2 << 20)).unwrap();
-    let listener = memory.listen(&ListenOptions { endpoints: 1, connection_bytes: SMALL }, FAST).unwrap();
     let seen = Arc::new(Seen::default());
     let _watch = Watchdog::start("messages", Duration::from_secs(120));
-    let making = Arc::clone(&seen);
-    let make = move |_| Ok(Box::new(Parrot::new(&making)) as Box<dyn Service>);
-    let messages = MessageServer::start(listener, &ServeMessages::default(), make).unwrap();
-    let fabric: Arc<dyn Fabric> = Arc::new(MemFabric::open(dir.path(), FAST).unwrap());
-    let compute = cluster::join_manual(&fabric, 1).unwrap();
+    let (_memory, messages, compute) = served_in_files(dir.path(), SMALL, &seen);
     let worker = compute.worker().unwrap();
     worker.block_on(async {
         assert_eq!(tally(&worker).await, 1);
