@@ -199,6 +199,8 @@ impl<P: Plugin> Shared<P> {
     ) -> Result<Option<O::Output>, Error> {
         let (engine, operation) = (Rc::clone(engine), operation.clone());
         let worker = engine.cached.worker().clone();
+        // Here, where parts that are shipped together are one trip: each task would count its own.
+        worker.count_round_trip();
         worker.spawn_to_end(async move { engine.shipped(&operation, missing).await }).await
     }
 

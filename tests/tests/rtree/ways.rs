@@ -310,7 +310,7 @@ fn subtrees_are_searched_in_parallel() {
     let tree = RTree::<_, 2>::over(engine.clone());
     // Connections are opened, and pages above cached.
     assert_eq!(worker.block_on(tree.len()).unwrap(), 20_000);
-    let shipped_before = engine.counts().shipped;
+    let (shipped_before, before) = (engine.counts().shipped, worker.counters());
     let (mut counting, mut most) = (Box::pin(tree.len()), 0);
     let found = loop {
         let sent = worker.counters().two_sided;
@@ -325,6 +325,8 @@ fn subtrees_are_searched_in_parallel() {
     println!("{shipped} parts are shipped, {most} in one turn");
     assert_eq!(found, 20_000);
     assert!(most >= worker.window() as u64 / 2, "{shipped} parts are shipped, {most} in one turn");
+    let trips = (worker.counters() - before).round_trips;
+    assert!(trips < shipped / 2, "{shipped} parts are shipped, and waited for {trips} times, one after another");
 }
 
 /// The owner of a tree who has memory servers do what they can.
