@@ -102,6 +102,10 @@ impl Run<'_> {
                     row = row.with("times", Some(times).filter(|times| times.is_finite()));
                 }
                 progress.suspend(|| reporter.row_at_once(&row, &columns.head(), &columns.line(&row)))?;
+                if let Some(counted) = row.counted() {
+                    progress
+                        .suspend(|| reporter.note(&format!("  counted by the structure, per operation: {counted}")))?;
+                }
                 if let Some(missed) = row.missed_per_op.filter(|&missed| missed > 0.0) {
                     let why =
                         if totals.may_miss() { ": it had been removed" } else { ", and this run removes nothing" };

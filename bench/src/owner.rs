@@ -150,7 +150,8 @@ impl<S: Subject> Owner for Share<S> {
 
     fn flush(&mut self) -> anyhow::Result<Tally> {
         let (counters, cache) = self.counted();
-        let mut tally = Tally { counters: counters - self.before.0, cache: cache - self.before.1, ..Tally::default() };
+        let mut tally =
+            Tally { counters: counters - self.before.0.clone(), cache: cache - self.before.1, ..Tally::default() };
         for part in &self.holdings {
             self.worker.block_on(part.flush(&self.worker))?;
         }

@@ -4,6 +4,7 @@
 //! a bench's rows come one by one, a figure's are collected into tables, and memory rows and checks are plain lines. Field
 //! names are stable: scripts read them.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::ops::RangeInclusive;
 
@@ -13,7 +14,7 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use crate::tally::{Counters, Tally};
-use crate::units::{plural, show_bytes, show_count};
+use crate::units::{plural, show_bytes, show_count, show_short};
 
 const LINE_WIDTH: usize = 80;
 
@@ -39,8 +40,8 @@ pub(crate) struct Row {
     pub(crate) bytes_per_op: Option<f64>,
     pub(crate) round_trips_per_op: Option<f64>,
     pub(crate) restarts_per_op: Option<f64>,
-    /// Base pages that were made in place of chains; what they cost is part of the rest.
-    pub(crate) consolidations_per_op: Option<f64>,
+    /// What the structure counts under names of its own.
+    pub(crate) counts_per_op: Option<BTreeMap<String, f64>>,
     /// Entries that searches and scans returned.
     pub(crate) results_per_op: Option<f64>,
     /// Operations on loaded entries that found nothing, because others have removed them.
@@ -64,10 +65,10 @@ impl Row {
     /// A row from what all workers counted together in `seconds`.
     pub(crate) fn measured(name: &str, seconds: f64, tally: &Tally, has_cache: bool) -> Self {
         let ops = tally.outcomes.ops;
-        let per_op = |count: u64| Some(if ops == 0 { 0.0 } else { count as f64 / ops as f64 });
+        let share = |count: u64| if ops == 0 { 0.0 } else { count as f64 / ops as f64 };
+        let per_op = |count: u64| Some(share(count));
         let cached = |count: u64| per_op(count).filter(|_| has_cache);
-        let Counters { reads, writes, atomics, two_sided, bytes, round_trips, restarts, consolidations } =
-            tally.counters;
+        let Counters { reads, writes, atomics, two_sided, bytes, round_trips, restarts, ref named } = tally.counters;
         let (cache, misses) = (&tally.cache, &tally.cache.misses);
         let levels = misses.0.iter().rposition(|misses| *misses > 0).map_or(1, |level| level + 1);
         Self {
@@ -85,7 +86,7 @@ impl Row {
             bytes_per_op: per_op(bytes),
             round_trips_per_op: per_op(round_trips),
             restarts_per_op: per_op(restarts),
-            consolidations_per_op: per_op(consolidations),
+            counts_per_op: Some(named.0.iter().map(|(name, &count)| (name.clone(), share(count))).collect()),
             results_per_op: per_op(tally.outcomes.scanned),
             missed_per_op: per_op(tally.outcomes.missing + tally.outcomes.remove_missing),
             // A bulk load looks up a few pages before it begins: that is no ratio to speak of.
@@ -98,6 +99,13 @@ impl Row {
             flushed_pages: has_cache.then_some(cache.flushed),
             more: Vec::new(),
         }
+    }
+
+    /// What the structure has counted, as a person reads it; none if it has counted nothing.
+    pub(crate) fn counted(&self) -> Option<String> {
+        let counts = self.counts_per_op.iter().flatten().filter(|(_, count)| **count > 0.0);
+        let counts: Vec<String> = counts.map(|(name, &count)| format!("{name} {}", show_short(Some(count)))).collect();
+        (!counts.is_empty()).then(|| counts.join(", "))
     }
 
     /// Adds something that was varied or held.
@@ -399,7 +407,7 @@ pub(crate) mod tests {
         let object: Map<String, Value> = serde_json::from_str(&text).unwrap();
         let fields = "kind name ops seconds ops_per_second p50_ns p99_ns p999_ns reads_per_op writes_per_op atomics_per_op \
                       two_sided_per_op bytes_per_op round_trips_per_op hit_ratio restarts_per_op \
-                      consolidations_per_op results_per_op in_flight";
+                      counts_per_op results_per_op in_flight";
         for field in fields.split(' ') {
             assert!(object.contains_key(field), "{field}");
         }

@@ -19,6 +19,7 @@ use crate::input::InputFile;
 
 counts! {
     /// What operations came to. The checks at the end of a bench follow from the sums of all workers.
+    #[derive(Copy)]
     pub Outcomes {
         /// Operations finished.
         ops: u64,

@@ -1,6 +1,7 @@
 //! What a phase did: outcomes that can be checked, remote operations, what caches did, latencies. Workers fill one [`Tally`]
 //! each; processes send theirs; the report adds them up.
 
+use std::collections::BTreeMap;
 use std::ops::{AddAssign, Sub};
 
 use farlink_offload::LEVELS;
@@ -20,12 +21,13 @@ counts! {
         bytes: u64,
         round_trips: u64,
         restarts: u64,
-        consolidations: u64,
+        named: Named,
     }
 }
 
 counts! {
     /// What a cache did, and what was shipped instead; nothing without one.
+    #[derive(Copy)]
     pub(crate) CacheCounts {
         /// Page accesses of operations.
         lookups: u64,
@@ -39,6 +41,25 @@ counts! {
         shipped: u64,
         came_back: u64,
         contrary: u64,
+    }
+}
+
+/// What structures count under names of their own.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub(crate) struct Named(pub(crate) BTreeMap<String, u64>);
+
+impl AddAssign for Named {
+    fn add_assign(&mut self, other: Self) {
+        other.0.into_iter().for_each(|(name, count)| *self.0.entry(name).or_default() += count);
+    }
+}
+
+impl Sub for Named {
+    type Output = Self;
+
+    fn sub(mut self, earlier: Self) -> Self {
+        self.0.iter_mut().for_each(|(name, count)| *count -= earlier.0.get(name).copied().unwrap_or(0));
+        self
     }
 }
 
@@ -81,10 +102,11 @@ impl From<farlink_runtime::worker::Counters> for Counters {
             bytes,
             round_trips,
             restarts,
-            consolidations,
+            named,
             ..
         } = counters;
-        Self { reads, writes, atomics, two_sided, bytes, round_trips, restarts, consolidations }
+        let named = Named(named.iter().map(|(name, count)| (name.to_owned(), count)).collect());
+        Self { reads, writes, atomics, two_sided, bytes, round_trips, restarts, named }
     }
 }
 
@@ -107,7 +129,7 @@ pub(crate) struct Tally {
 impl AddAssign<&Self> for Tally {
     fn add_assign(&mut self, other: &Self) {
         self.outcomes += other.outcomes;
-        self.counters += other.counters;
+        self.counters += other.counters.clone();
         self.cache += other.cache;
         self.latency.merge(&other.latency);
     }

@@ -53,7 +53,9 @@ impl Operation for Add {
             pages.set(Slot::ONLY, COUNT, count);
             sum
         };
-        Ok(access.change(Pages::current(page), add).await?.0)
+        let (sum, _) = access.change(Pages::current(page), add).await?;
+        access.context().worker.count("additions");
+        Ok(sum)
     }
 }
 
@@ -236,7 +238,12 @@ fn every_access_mode_works_for_what_is_no_map() {
     for access in ["one-sided", "cached", "cached-inner", "coarse", "hybrid", "engine"] {
         let said = holds(&format!("bench --server-bytes 8MiB --keys 100 --ops 1000 --access {access}"));
         assert!(said.contains("check sums: ok (structure bench, entries 1100"), "{access}: {said}");
+        // Of what is shipped nothing is counted here.
+        let is_counted = said.contains("  counted by the structure, per operation: additions 1.00\n");
+        assert!(is_counted || ["coarse", "hybrid", "engine"].contains(&access), "{access}: {said}");
     }
+    let said = holds("bench --server-bytes 8MiB --keys 100 --ops 1000 --json");
+    assert!(said.contains(r#""counts_per_op":{"additions":1.0}"#), "{said}");
     for (options, says) in [
         ("--mix a", "a sums has no workload `a`; its workloads are add, panic"),
         ("--rounds 1", "--rounds: a sums has none"),

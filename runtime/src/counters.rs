@@ -1,6 +1,9 @@
 //! What a worker counts. Plain cells: a worker is one thread.
 
-use std::cell::Cell;
+use std::{
+    cell::{Cell, RefCell},
+    fmt,
+};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -9,37 +12,41 @@ macro_rules! counters {
         #[non_exhaustive]
         pub struct Counters {
             $($(#[$doc])* pub $name: u64,)*
+            /// What structures count under names of their own.
+            pub named: Named,
         }
 
         impl std::ops::Sub for Counters {
             type Output = Self;
 
             fn sub(self, earlier: Self) -> Self {
-                Self { $($name: self.$name - earlier.$name,)* }
+                Self { $($name: self.$name - earlier.$name,)* named: self.named - earlier.named }
             }
         }
 
         impl std::ops::AddAssign for Counters {
             fn add_assign(&mut self, other: Self) {
                 $(self.$name += other.$name;)*
+                self.named += other.named;
             }
         }
 
         impl Counters {
-            /// Names and values, in a fixed order.
+            /// Names and values, in a fixed order; what structures have named themselves comes last.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-                [$((stringify!($name), self.$name),)*].into_iter()
+                [$((stringify!($name), self.$name),)*].into_iter().chain(self.named.iter())
             }
         }
 
         #[derive(Debug, Default)]
         pub(crate) struct CounterCells {
             $(pub(crate) $name: Cell<u64>,)*
+            pub(crate) named: RefCell<Named>,
         }
 
         impl CounterCells {
             pub(crate) fn snapshot(&self) -> Counters {
-                Counters { $($name: self.$name.get(),)* }
+                Counters { $($name: self.$name.get(),)* named: *self.named.borrow() }
             }
         }
     };
@@ -74,8 +81,62 @@ counters! {
     splits,
     /// Pages merged with a neighbour, or evened out with it.
     merges,
-    /// Chains of records in place of which a base page was made.
-    consolidations,
+}
+
+/// So many names can be told apart.
+const NAMES: usize = 16;
+/// What is counted under the names beyond those.
+const OTHERS: &str = "others";
+
+/// Counts under names that structures give them ([`Handle::count`](crate::worker::Handle::count)): of 16 names in a process, and of all
+/// that come later together, as `others`.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct Named {
+    counts: [(&'static str, u64); NAMES],
+    others: u64,
+}
+
+impl Named {
+    /// What was counted under a name; 0 if nothing was.
+    pub fn get(&self, name: &str) -> u64 {
+        self.iter().find(|(known, _)| *known == name).map_or(0, |(_, count)| count)
+    }
+
+    /// Names and what was counted under them, in the order in which they were met.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let others = (self.others > 0).then_some((OTHERS, self.others));
+        self.counts.into_iter().take_while(|(name, _)| !name.is_empty()).chain(others)
+    }
+
+    pub(crate) fn add(&mut self, name: &'static str, amount: u64) {
+        let place = self.counts.iter_mut().find(|(known, _)| *known == name || known.is_empty());
+        match place.filter(|_| !name.is_empty() && name != OTHERS) {
+            Some(place) => *place = (name, place.1 + amount),
+            None => self.others += amount,
+        }
+    }
+}
+
+impl std::ops::Sub for Named {
+    type Output = Self;
+
+    fn sub(mut self, earlier: Self) -> Self {
+        self.counts.iter_mut().for_each(|(name, count)| *count -= earlier.get(name));
+        self.others -= earlier.others;
+        self
+    }
+}
+
+impl std::ops::AddAssign for Named {
+    fn add_assign(&mut self, other: Self) {
+        other.iter().for_each(|(name, count)| self.add(name, count));
+    }
+}
+
+impl fmt::Debug for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.iter()).finish()
+    }
 }
 
 pub(crate) fn bump(cell: &Cell<u64>) {
@@ -84,4 +145,28 @@ pub(crate) fn bump(cell: &Cell<u64>) {
 
 pub(crate) fn add(cell: &Cell<u64>, amount: u64) {
     cell.set(cell.get() + amount);
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_told_apart_up_to_a_limit_and_differences_are_by_name() {
+        let names: Vec<&'static str> =
+            (0..NAMES + 2).map(|number| &*Box::leak(format!("name {number}").into_boxed_str())).collect();
+        let (mut one, mut other) = (Named::default(), Named::default());
+        names.iter().rev().for_each(|name| other.add(name, 1));
+        for (number, name) in (1..).zip(&names[..3]) {
+            one.add(name, number);
+        }
+        let before = one;
+        one.add(names[1], 5);
+        assert_eq!((one - before).iter().collect::<Vec<_>>(), [(names[0], 0), (names[1], 5), (names[2], 0)]);
+        assert_eq!(one.get("name 1"), 7);
+        assert_eq!((other.get(names[0]), other.get(OTHERS), other.get(names[9])), (0, 2, 1));
+        other += one;
+        let sum = |named: &Named| named.iter().map(|(_, count)| count).sum::<u64>();
+        assert_eq!((sum(&other), other.get(OTHERS)), (18 + 11, 2 + 1 + 7));
+    }
 }

@@ -293,7 +293,7 @@ impl Restarts {
                 Interrupt::Ship(_) => return Err(Error::Malformed("an access without an engine asked to ship")),
             }
             if !is_unready {
-                bump(&worker.count().restarts);
+                bump(&worker.counts().restarts);
             }
             worker.back_off(self.count).await;
             self.count = self.count.saturating_add(1);

@@ -4,7 +4,7 @@
 
 use anyhow::ensure;
 use farlink_runtime::fabric::mem::MemOptions;
-use farlink_structures::bwtree::{BwTree, BwTreeOptions};
+use farlink_structures::bwtree::{BwTree, BwTreeOptions, CONSOLIDATIONS};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -68,7 +68,7 @@ fn counted(length: u64, updates: u64, seed: u64) -> anyhow::Result<Chain> {
         for version in 0..updates {
             ensure!(tree.update(rng.random_range(0..KEYS), version).await?.is_some(), "a key is gone");
         }
-        let consolidations = (worker.counters() - before).consolidations;
+        let consolidations = (worker.counters() - before).named.get(CONSOLIDATIONS);
         let report = tree.check().await?;
         ensure!(report.is_clean() && report.entries == KEYS, "the tree is not sound: {report:?}");
         anyhow::Ok(consolidations)

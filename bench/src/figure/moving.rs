@@ -52,7 +52,7 @@ pub(super) struct Schedule {
 }
 
 /// What an owner's worker did in one slot of time.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(super) struct Slot {
     pub(super) ops: u64,
     pub(super) longest_ns: u64,
@@ -184,7 +184,7 @@ impl Tape {
         if number >= self.slots.len() {
             let now = counters();
             if let Some(last) = self.slots.last_mut() {
-                last.counters += now - self.counted;
+                last.counters += now.clone() - std::mem::take(&mut self.counted);
             }
             self.counted = now;
             self.slots.resize(number + 1, Slot::default());

@@ -122,7 +122,7 @@ fn sum(slots: &[Vec<Slot>], range: Range<usize>) -> Slot {
     of_phase.fold(Slot::default(), |mut sum, slot| {
         sum.ops += slot.ops;
         sum.longest_ns = sum.longest_ns.max(slot.longest_ns);
-        sum.counters += slot.counters;
+        sum.counters += slot.counters.clone();
         sum
     })
 }
@@ -145,7 +145,7 @@ fn phases(seen: &Seen, slot: Duration) -> Vec<Row> {
     phases.map(row).into()
 }
 
-fn remote(counters: Counters) -> u64 {
+fn remote(counters: &Counters) -> u64 {
     counters.reads + counters.writes + counters.atomics + counters.two_sided
 }
 
@@ -157,7 +157,7 @@ fn slots<W: Write>(seen: &Seen, slot: Duration, reporter: &mut Reporter<W>) -> a
         let fields = vec![
             ("seconds", seconds.into()),
             ("ops", ops.into()),
-            ("remote_ops", remote(counters).into()),
+            ("remote_ops", remote(&counters).into()),
             ("longest_ns", longest_ns.into()),
         ];
         reporter.record("slot", fields, "")?;
@@ -202,7 +202,7 @@ type Amount = fn(&Slot) -> f64;
 fn plots(seen: &Seen, slot: Duration) -> Vec<Plot> {
     let ys: [(_, _, Amount); 3] = [
         ("Operations", "thousands in each slot", |slot| slot.ops as f64 / 1e3),
-        ("Remote operations", "in each slot", |slot| remote(slot.counters) as f64),
+        ("Remote operations", "in each slot", |slot| remote(&slot.counters) as f64),
         ("Longest wait", "milliseconds", |slot| slot.longest_ns as f64 / 1e6),
     ];
     let seconds = |time: Duration| time.as_secs_f64();

@@ -112,7 +112,7 @@ pub(super) async fn carry_out(worker: Handle, mut staged: PreparedChange) -> Res
     let added = std::mem::take(&mut staged.added);
     match made {
         Ok(false) => {
-            bump(&worker.count().lock_conflicts);
+            bump(&worker.counts().lock_conflicts);
             return Err(Interrupt::conflict());
         }
         Err(error) if !are_published => {
@@ -219,7 +219,7 @@ pub(super) async fn install(
         installed => installed,
     };
     if let Ok(Installed::No(found)) = installed {
-        bump(&worker.count().lock_conflicts);
+        bump(&worker.counts().lock_conflicts);
         if !added.is_empty() {
             // Who looks for leaked pages meets them until they are free, and waits for those that are pinned.
             drop(worker.spawn_to_end(async move {

@@ -43,7 +43,7 @@ pub(super) async fn carry_out(
         return Err(Error::from(lost).into());
     }
     if outcome.is_err() {
-        bump(&worker.count().lock_conflicts);
+        bump(&worker.counts().lock_conflicts);
         if worker.records() == Records::SeveralPages
             && let Some(&(first, _)) = parts.0.first()
             && let Some(words) = memory.words(first, 1)

@@ -81,7 +81,7 @@ impl<G> Offer<G> {
                     worker.yield_now().await;
                 }
                 if let Some(locked) = offered.upgrade().and_then(|offer| offer.take()) {
-                    bump(&worker.count().lock_conflicts);
+                    bump(&worker.counts().lock_conflicts);
                     tracing::debug!("locks are given back that nobody has fetched");
                     drop(locked);
                 }
@@ -112,7 +112,7 @@ pub(super) async fn lock<G: 'static>(
     if lock_all(&worker, &pages, Some(&mut recording)).await? {
         return Ok(Some(Offer::new(LockedPages { worker, pages, held: Some((slots, pin, recording)), guard })));
     }
-    bump(&worker.count().lock_conflicts);
+    bump(&worker.counts().lock_conflicts);
     Ok(None)
 }
 

@@ -319,7 +319,7 @@ impl Handle {
         }
     }
 
-    pub(crate) fn count(&self) -> &CounterCells {
+    pub(crate) fn counts(&self) -> &CounterCells {
         &self.0.counters
     }
 
@@ -365,9 +365,10 @@ impl Handle {
         bump(&self.0.counters.splits);
     }
 
-    /// Counts a chain in place of which a base page was made.
-    pub fn count_consolidation(&self) {
-        bump(&self.0.counters.consolidations);
+    /// Counts something of a structure's own, under a name such as `moved right`: [`Counters::named`] tells it, and each row of a bench by
+    /// operation. What a shipped operation counts stays with the memory server.
+    pub fn count(&self, name: &'static str) {
+        self.0.counters.named.borrow_mut().add(name, 1);
     }
 
     /// Counts a merge or an evening-out by a structure.

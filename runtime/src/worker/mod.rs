@@ -55,7 +55,10 @@ use crate::{
     shared::Shared,
     sync::{Arc, lock, yield_thread},
 };
-pub use crate::{counters::Counters, remote};
+pub use crate::{
+    counters::{Counters, Named},
+    remote,
+};
 
 /// Tasks polled between two doorbells. All ready tasks before one doorbell would march in step, and wait in step; a
 /// doorbell for each would cost more than it brings.

@@ -138,7 +138,7 @@ impl FromDone for Buffer {
             return Err(error);
         }
         tracing::debug!(%error, "a READ is posted again");
-        bump(&handle.count().reads);
+        bump(&handle.counts().reads);
         Ok(handle.post_request(at, Verb::Read(handle.buffer(words)?)))
     }
 }

@@ -88,7 +88,7 @@ impl Remote for Handle {
     }
 
     fn count(&self, what: Count) {
-        let counters = Handle::count(self);
+        let counters = self.counts();
         bump(match what {
             Count::RoundTrip => return self.count_round_trip(),
             Count::LockedRead => &counters.locked_reads,

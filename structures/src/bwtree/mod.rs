@@ -47,6 +47,9 @@ use crate::map::{
     ops::{self as map_ops, Put, Scan},
 };
 
+/// Under this name the tree [counts](Handle::count) base pages that it has made in place of chains.
+pub const CONSOLIDATIONS: &str = "consolidations";
+
 /// The length of a chain, if the options do not say.
 const CHAIN: u8 = 4;
 /// The longest chain that can be asked for.

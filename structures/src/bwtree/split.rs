@@ -26,7 +26,7 @@ use farlink_runtime::{
 use rand::RngExt;
 
 use super::{
-    Bw,
+    Bw, CONSOLIDATIONS,
     chain::{Logical, State},
     merge,
     page::{Found, Search, View, descend, find, remember, right_of},
@@ -168,7 +168,7 @@ impl View {
         let unlinked = [&self.records, others].concat();
         let published = publish(access, class, write, (self.at, self.word), found_by, unlinked).await?;
         Ok(published.map(|(to, base)| {
-            access.context().worker.count_consolidation();
+            access.context().worker.count(CONSOLIDATIONS);
             state.about.below = 0;
             remember(access, self.at, to, &Arc::new(Logical::of_base(state, Some(base))));
         }))

@@ -25,7 +25,7 @@ use farlink_runtime::{
     structure::StructurePlacement,
     worker::{Handle, Worker},
 };
-use farlink_structures::bwtree::{Bw, BwTree, BwTreeOptions};
+use farlink_structures::bwtree::{Bw, BwTree, BwTreeOptions, CONSOLIDATIONS};
 use farlink_tests::{
     bounded::{self, Bound, Watchdog},
     cluster::{self, FAST},
@@ -231,7 +231,7 @@ fn a_put_is_one_swap_in_one_round_trip() {
         bounded::turn(&worker);
     }
     let all = worker.counters() - begun;
-    assert_eq!((all.atomics, all.consolidations), (100, 20), "four puts of five are a delta");
+    assert_eq!((all.atomics, all.named.get(CONSOLIDATIONS)), (100, 20), "four puts of five are a delta");
     // The record of each, and a word for each record that is free with a new base.
     assert_eq!(all.writes, 100 + 20 * 5);
 }
@@ -263,7 +263,7 @@ fn a_lookup_over_the_mapping_cache_reads_a_word_and_what_is_new() {
     let consolidates = |value: u64| {
         let before = other.counters();
         other.block_on(theirs.upsert(500, value)).unwrap();
-        (other.counters() - before).consolidations > 0
+        (other.counters() - before).named.get(CONSOLIDATIONS) > 0
     };
     while !consolidates(0) {}
     get(500, 0);
