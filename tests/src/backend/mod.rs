@@ -469,5 +469,7 @@ fn stress_program() -> anyhow::Result<PathBuf> {
     let current = std::env::current_exe()?;
     let folders = current.ancestors().skip(1).take(2);
     let mut candidates = folders.map(|folder: &Path| folder.join("farlink-stress"));
-    candidates.find(|path| path.exists()).context("farlink-stress is not built: cargo build -p farlink-tests --bins")
+    let why = "farlink-stress, which serves memory, is not built: in farlink's repository `cargo build -p farlink-tests --bins` does that; \
+               elsewhere run without FARLINK_FABRIC";
+    candidates.find(|path| path.exists()).context(why)
 }
