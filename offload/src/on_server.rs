@@ -88,6 +88,8 @@ pub(crate) struct OnServer<P: Plugin> {
     reached: Cell<Link>,
     has_stopped: Cell<bool>,
     changed: RefCell<Vec<Link>>,
+    /// Whether it may have swapped a word, or failed in the middle of a change.
+    may_have_changed: Cell<bool>,
     /// Below the page where it began, the first page of each level.
     path: RefCell<Vec<Link>>,
     /// Below it, how many others.
@@ -113,6 +115,7 @@ impl<P: Plugin> OnServer<P> {
             reached,
             has_stopped: Cell::new(false),
             changed: RefCell::default(),
+            may_have_changed: Cell::new(false),
             path: RefCell::default(),
             beside: Cell::new(0),
             reads: Cell::new(0),
@@ -141,6 +144,18 @@ impl<P: Plugin> OnServer<P> {
     /// Pages that it has read.
     pub(crate) fn reads(&self) -> u32 {
         self.reads.get()
+    }
+
+    /// Whether it may have changed what others see.
+    pub(crate) fn may_have_changed(&self) -> bool {
+        self.may_have_changed.get() || !self.changed.borrow().is_empty()
+    }
+
+    /// What has failed may have got to the middle.
+    fn note_failed(&self, interrupt: &Interrupt) {
+        if matches!(interrupt, Interrupt::Failed(_)) {
+            self.may_have_changed.set(true);
+        }
     }
 
     /// Pages that it has changed; and below the page where it began, the first that it has read of each level, and how many others.
@@ -292,9 +307,12 @@ impl<P: Plugin> Access for OnServer<P> {
             Scope::Below(_) if links.len() <= 1 && pages.new_count() == 0 => {}
             Scope::Above | Scope::Below(_) => return Err(self.decline(Decline::Restructures)),
         }
-        let result = self.one_sided.change(pages, f).await?;
-        self.changed.borrow_mut().extend(links);
-        Ok(result)
+        let result = self.one_sided.change(pages, f).await;
+        match &result {
+            Ok(_) => self.changed.borrow_mut().extend(links),
+            Err(interrupt) => self.note_failed(interrupt),
+        }
+        result
     }
 
     async fn install<'a>(
@@ -307,7 +325,12 @@ impl<P: Plugin> Access for OnServer<P> {
         if !self.is_whole() {
             return Err(self.decline(Decline::Restructures));
         }
-        self.one_sided.install(new, f, swap, unlinked).await
+        let result = self.one_sided.install(new, f, swap, unlinked).await;
+        match &result {
+            Ok(installed) => self.may_have_changed.set(self.may_have_changed.get() || installed.is_ok()),
+            Err(interrupt) => self.note_failed(interrupt),
+        }
+        result
     }
 
     async fn load(&self, words: &[WordPtr]) -> Result<Vec<u64>, Interrupt> {

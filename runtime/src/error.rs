@@ -340,8 +340,10 @@ pub enum Error {
         what: &'static str,
     },
 
-    /// A shipped operation's answer does not fit into a message.
-    #[error("an answer of {words} words is larger than a message ({limit} words); ask for less at a time")]
+    /// A shipped operation's answer does not fit into a message. That shows once it is carried out.
+    #[error(
+        "an answer of {words} words is larger than a message ({limit} words): the operation was carried out, and its answer is lost; ask for less at a time"
+    )]
     AnswerTooLarge {
         /// Its size.
         words: u64,
@@ -349,13 +351,15 @@ pub enum Error {
         limit: u64,
     },
 
-    /// The function of a change, or an operation on a memory server, panicked.
-    #[error("{what} panicked: {why}; it has changed nothing")]
+    /// An operation on a memory server, or at its owner, panicked.
+    #[error("{what} panicked: {why}; {}", if *may_have_changed { "what it had changed by then stays: read to find out" } else { "it has changed nothing" })]
     Panicked {
         /// What.
         what: &'static str,
         /// The message of the panic.
         why: String,
+        /// Whether it may have changed something by then, which others see.
+        may_have_changed: bool,
     },
 
     /// The cache cannot do what was asked for.

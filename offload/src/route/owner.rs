@@ -199,7 +199,8 @@ impl<P: Plugin> Part<P> {
             Ok(Err(error)) => Err(ReplyHeader::of(error)),
             Err(why) => {
                 tracing::error!(operation = O::NAME, plugin = P::NAME, why, "an operation that was sent here panicked");
-                Err(ReplyHeader::of(Error::Panicked { what: "an operation at its owner", why }))
+                let may_have_changed = !O::READS_ONLY;
+                Err(ReplyHeader::of(Error::Panicked { what: "an operation at its owner", why, may_have_changed }))
             }
         }
     }

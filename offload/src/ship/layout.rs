@@ -113,7 +113,8 @@ pub(crate) enum Failure {
     Damaged(RemotePtr, OwnerId),
     Corrupt(RemotePtr),
     OutOfMemory(SizeClass),
-    Panicked(String),
+    /// The message, and whether it may have changed something by then.
+    Panicked(String, bool),
     TooLarge(u64),
     InstallUnknown(RemotePtr),
     Other(String),
@@ -125,7 +126,7 @@ impl Failure {
             Error::PageDamaged { page, owner } => Self::Damaged(page, owner),
             Error::PageCorrupt { page } => Self::Corrupt(page),
             Error::OutOfMemory { class } => Self::OutOfMemory(class),
-            Error::Panicked { ref why, .. } => Self::Panicked(why.clone()),
+            Error::Panicked { ref why, may_have_changed, .. } => Self::Panicked(why.clone(), may_have_changed),
             Error::AnswerTooLarge { words, .. } => Self::TooLarge(words),
             Error::InstallUnknown { word } => Self::InstallUnknown(word),
             ref error => Self::Other(error.to_string()),
@@ -138,7 +139,9 @@ impl Failure {
             Self::Damaged(page, owner) => Error::PageDamaged { page, owner },
             Self::Corrupt(page) => Error::PageCorrupt { page },
             Self::OutOfMemory(class) => Error::OutOfMemory { class },
-            Self::Panicked(why) => Error::Panicked { what: "a shipped operation", why },
+            Self::Panicked(why, may_have_changed) => {
+                Error::Panicked { what: "a shipped operation", why, may_have_changed }
+            }
             Self::TooLarge(words) => Error::AnswerTooLarge { words, limit: ANSWER_WORDS_MAX },
             Self::InstallUnknown(word) => Error::InstallUnknown { word },
             Self::Other(why) => other(why),
@@ -179,7 +182,7 @@ impl Wire for Failure {
             Self::Corrupt(page) => to.extend([2, page.raw()]),
             Self::OutOfMemory(class) => to.extend([3, class.index() as u64]),
             Self::Other(why) => encode_text(4, why, to),
-            Self::Panicked(why) => encode_text(5, why, to),
+            Self::Panicked(why, may_have_changed) => encode_text(if *may_have_changed { 8 } else { 5 }, why, to),
             Self::TooLarge(words) => to.extend([6, *words]),
             Self::InstallUnknown(word) => to.extend([7, word.raw()]),
         }
@@ -187,7 +190,8 @@ impl Wire for Failure {
 
     fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
         let bad = || DecodeError("a failure makes no sense");
-        Ok(match u64::decode(from)? {
+        let number = u64::decode(from)?;
+        Ok(match number {
             1 => Self::Damaged(RemotePtr::decode(from)?, OwnerId::new(u64::decode(from)?).ok_or_else(bad)?),
             2 => Self::Corrupt(RemotePtr::decode(from)?),
             3 => {
@@ -195,7 +199,7 @@ impl Wire for Failure {
                 Self::OutOfMemory(index.and_then(SizeClass::from_index).ok_or_else(bad)?)
             }
             4 => Self::Other(decode_text(from).ok_or_else(bad)?),
-            5 => Self::Panicked(decode_text(from).ok_or_else(bad)?),
+            5 | 8 => Self::Panicked(decode_text(from).ok_or_else(bad)?, number == 8),
             6 => Self::TooLarge(u64::decode(from)?),
             7 => Self::InstallUnknown(RemotePtr::decode(from)?),
             _ => return Err(bad()),
@@ -293,7 +297,8 @@ mod tests {
             Failure::Damaged(page, OwnerId::new(5).unwrap()),
             Failure::Corrupt(page),
             Failure::OutOfMemory(SizeClass::LARGEST),
-            Failure::Panicked("index out of bounds".into()),
+            Failure::Panicked("index out of bounds".into(), false),
+            Failure::Panicked("index out of bounds".into(), true),
             Failure::TooLarge(u64::MAX),
             Failure::InstallUnknown(RemotePtr::decode(&mut &[1u64 << 20][..]).unwrap()),
             Failure::Other("eleven byte".into()),

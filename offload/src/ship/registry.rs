@@ -178,7 +178,7 @@ async fn run<O: Operation>(thread: Rc<Thread>, header: CallHeader, scope: ScopeO
         Ok(about) => about,
         Err(why) => {
             thread.carried_out(Outcome::Failed, 0).await;
-            return reply.send_with(|to| panicked::<O>(why).encode(0, to));
+            return reply.send_with(|to| panicked::<O>(why, false).encode(0, to));
         }
     };
     let access = OnServer::<O::Plugin>::new(one_sided, thread.memory(), scope, about);
@@ -186,7 +186,7 @@ async fn run<O: Operation>(thread: Rc<Thread>, header: CallHeader, scope: ScopeO
         Ok(under_way) => {
             let outcome = unpanicked(attempt(&access, &operation)).await;
             under_way.into_iter().for_each(UnderWay::end);
-            outcome.unwrap_or_else(|why| Err(panicked::<O>(why)))
+            outcome.unwrap_or_else(|why| Err(panicked::<O>(why, access.may_have_changed())))
         }
         Err(declined) => Err(declined),
     };
@@ -224,7 +224,7 @@ async fn run_in_pieces<O: InPieces>(thread: Rc<Thread>, header: CallHeader, oper
         reads.set(access.reads());
         outcome.map_err(ReplyHeader::of)
     };
-    let outcome = unpanicked(running).await.unwrap_or_else(|why| Err(panicked::<O>(why)));
+    let outcome = unpanicked(running).await.unwrap_or_else(|why| Err(panicked::<O>(why, false)));
     let pages = reads.get();
     thread.carried_out(if outcome.is_ok() { Outcome::Done } else { Outcome::Failed }, pages).await;
     match outcome {
@@ -236,9 +236,9 @@ async fn run_in_pieces<O: InPieces>(thread: Rc<Thread>, header: CallHeader, oper
     }
 }
 
-fn panicked<O: Operation>(why: String) -> ReplyHeader {
+fn panicked<O: Operation>(why: String, may_have_changed: bool) -> ReplyHeader {
     tracing::error!(operation = O::NAME, plugin = O::Plugin::NAME, why, "a shipped operation panicked");
-    ReplyHeader::of(Error::Panicked { what: "a shipped operation", why })
+    ReplyHeader::of(Error::Panicked { what: "a shipped operation", why, may_have_changed })
 }
 
 async fn collected<O: InPieces>(access: &OnServer<O::Plugin>, operation: &O) -> Result<Pieces, Error> {
@@ -268,7 +268,7 @@ async fn attempt<O: Operation>(access: &OnServer<O::Plugin>, operation: &O) -> R
 }
 
 /// Runs a future; what it panics with, if it does, so that its thread goes on. What others see is whole even then: changes are
-/// carried out after the code of a structure has computed them.
+/// carried out after the code of a structure has computed them. Those that it has made by then stay.
 pub(crate) async fn unpanicked<T>(future: impl Future<Output = T>) -> Result<T, String> {
     let mut future = pin!(future);
     poll_fn(|cx| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
