@@ -217,7 +217,7 @@ fn never_stale(interrupt: Interrupt) -> Interrupt {
 /// The head and all entries.
 async fn read_all(access: &OneSided<Catalog>) -> Result<Vec<PageCopy>, Interrupt> {
     let read = async {
-        // The head first: a change that is locked from this copy of it has seen every entry as it is.
+        // The head first: a change that is locked from this copy of it has seen every name that is taken.
         let mut pages = vec![access.open(Start::Root).await?];
         let entries = (1..CATALOG_PAGES).map(|index| Link::to(catalog_page_at(index), CATALOG_CLASS));
         pages.extend(read_each(access, entries).await?);

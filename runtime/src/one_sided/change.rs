@@ -5,7 +5,7 @@
 //! 2. WRITE the [record](crate::redo) of the change, unless it is of one word, and behind it compare-and-swap every page's lock word from the one its
 //!    copy was read under, all with one doorbell. If any fails, put the others back as they were (nothing was written, so the
 //!    version stays) and begin anew.
-//!    READ the lock words of pages that are only relied on: if one is not as it was, put all back.
+//!    READ the lock words of pages that are only relied on, or were not touched: if one is not as it was, put all back.
 //! 3. WRITE new pages: the body, then the lock word. Wait: nothing may link to them before they are complete.
 //! 4. WRITE the changed words of the locked pages, their checksums among them, and behind them the unlocks, with one
 //!    doorbell where the fabric keeps the order; else wait in between. A page that is freed gets only a lock word that
@@ -26,7 +26,6 @@ use super::{
 };
 use crate::{
     access::Interrupt,
-    change::Role,
     chunk_classes,
     epoch::Pin,
     error::Error,
@@ -44,7 +43,7 @@ use crate::{
 /// A change that is computed and not yet carried out.
 #[derive(Debug)]
 pub(super) struct PreparedChange {
-    /// In the order of their slots, but for those that are relied on.
+    /// In the order of their slots: those that were touched.
     pub(super) changed: Vec<Changed>,
     /// With the place among all that each had.
     pub(super) relied_on: Vec<(usize, Changed)>,
@@ -62,16 +61,17 @@ impl PreparedChange {
 
     /// Whether the pages were left as they were: then there is nothing to write.
     pub(super) fn is_idle(&self) -> bool {
-        self.added.is_empty() && self.changed.iter().all(|page| page.dirty.is_empty() && !page.free)
+        self.added.is_empty() && self.changed.is_empty()
     }
 
+    /// A page that was not touched is only relied on, whatever it was added as: what others have read of it stays good.
     pub(super) fn of(pages: OneSidedPages) -> Self {
         let OneSidedPages { old, added, .. } = pages;
         let (mut changed, mut relied_on) = (Vec::with_capacity(old.len()), Vec::new());
-        for (index, (page, role)) in old.into_iter().enumerate() {
-            match role {
-                Role::ReliedOn => relied_on.push((index, page)),
-                Role::AsRead | Role::Current => changed.push(page),
+        for (index, (page, _)) in old.into_iter().enumerate() {
+            match page.is_touched() {
+                true => changed.push(page),
+                false => relied_on.push((index, page)),
             }
         }
         Self { changed, relied_on, added }

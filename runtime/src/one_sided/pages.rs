@@ -99,6 +99,11 @@ impl Changed {
         }
     }
 
+    /// Whether it is to be written or freed. To be asked before it is sealed.
+    pub(super) fn is_touched(&self) -> bool {
+        self.free || !self.dirty.is_empty()
+    }
+
     /// Its size.
     pub(super) fn class(&self) -> SizeClass {
         SizeClass::of_bytes(self.image.len() * 8).expect("a page has the size of its class")
