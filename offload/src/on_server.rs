@@ -74,6 +74,42 @@ impl Decline {
     pub(crate) const ALL: [Self; 5] = [Self::Restructures, Self::NotThere, Self::Leaves, Self::Busy, Self::FencedOff];
 }
 
+/// What an operation's changes do, whether or not it waits for them.
+#[derive(Debug, Default)]
+struct Effects {
+    under_way: Cell<u32>,
+    changed: RefCell<Vec<Link>>,
+    /// Whether anything may be changed: these, or by what has no list.
+    any: Cell<bool>,
+}
+
+/// A change that counts as under way until it is dropped.
+struct Effect {
+    effects: Rc<Effects>,
+    pages: Vec<Link>,
+}
+
+impl Effect {
+    fn begin(effects: &Rc<Effects>, pages: Vec<Link>) -> Self {
+        effects.under_way.update(|count| count + 1);
+        Self { effects: Rc::clone(effects), pages }
+    }
+
+    /// Whoever carries it out says when it is over, and whether it may have changed something.
+    fn end(mut self, may_have_changed: bool) {
+        if may_have_changed {
+            self.effects.any.set(true);
+            self.effects.changed.borrow_mut().append(&mut self.pages);
+        }
+    }
+}
+
+impl Drop for Effect {
+    fn drop(&mut self) {
+        self.effects.under_way.update(|count| count - 1);
+    }
+}
+
 /// Access to a structure inside a memory server, for one operation.
 #[derive(Debug)]
 pub(crate) struct OnServer<P: Plugin> {
@@ -87,9 +123,7 @@ pub(crate) struct OnServer<P: Plugin> {
     /// The page below which all that is left of a search lies.
     reached: Cell<Link>,
     has_stopped: Cell<bool>,
-    changed: RefCell<Vec<Link>>,
-    /// Whether it may have swapped a word, or failed in the middle of a change.
-    may_have_changed: Cell<bool>,
+    effects: Rc<Effects>,
     /// Below the page where it began, the first page of each level.
     path: RefCell<Vec<Link>>,
     /// Below it, how many others.
@@ -114,8 +148,7 @@ impl<P: Plugin> OnServer<P> {
             declined: Cell::new(None),
             reached,
             has_stopped: Cell::new(false),
-            changed: RefCell::default(),
-            may_have_changed: Cell::new(false),
+            effects: Rc::default(),
             path: RefCell::default(),
             beside: Cell::new(0),
             reads: Cell::new(0),
@@ -148,19 +181,19 @@ impl<P: Plugin> OnServer<P> {
 
     /// Whether it may have changed what others see.
     pub(crate) fn may_have_changed(&self) -> bool {
-        self.may_have_changed.get() || !self.changed.borrow().is_empty()
+        self.effects.any.get()
     }
 
-    /// What has failed may have got to the middle.
-    fn note_failed(&self, interrupt: &Interrupt) {
-        if matches!(interrupt, Interrupt::Failed(_)) {
-            self.may_have_changed.set(true);
+    /// Waits until no change is under way that the operation has begun, and not waited for.
+    pub(crate) async fn end_changes(&self) {
+        while self.effects.under_way.get() > 0 {
+            self.context().worker.yield_now().await;
         }
     }
 
     /// Pages that it has changed; and below the page where it began, the first that it has read of each level, and how many others.
     pub(crate) fn into_changed_and_read(self) -> (Vec<Link>, Vec<Link>, u16) {
-        (self.changed.into_inner(), self.path.into_inner(), self.beside.get())
+        (self.effects.changed.take(), self.path.into_inner(), self.beside.get())
     }
 
     /// The compute server is to do it; what is returned ends the attempt, and nobody takes it for a page that was changed.
@@ -307,12 +340,8 @@ impl<P: Plugin> Access for OnServer<P> {
             Scope::Below(_) if links.len() <= 1 && pages.new_count() == 0 => {}
             Scope::Above | Scope::Below(_) => return Err(self.decline(Decline::Restructures)),
         }
-        let result = self.one_sided.change(pages, f).await;
-        match &result {
-            Ok(_) => self.changed.borrow_mut().extend(links),
-            Err(interrupt) => self.note_failed(interrupt),
-        }
-        result
+        let effect = Effect::begin(&self.effects, links);
+        self.one_sided.change_and_tell(pages, f, |may_have_changed| effect.end(may_have_changed)).await
     }
 
     async fn install<'a>(
@@ -325,12 +354,9 @@ impl<P: Plugin> Access for OnServer<P> {
         if !self.is_whole() {
             return Err(self.decline(Decline::Restructures));
         }
-        let result = self.one_sided.install(new, f, swap, unlinked).await;
-        match &result {
-            Ok(installed) => self.may_have_changed.set(self.may_have_changed.get() || installed.is_ok()),
-            Err(interrupt) => self.note_failed(interrupt),
-        }
-        result
+        let effect = Effect::begin(&self.effects, Vec::new());
+        let ended = |may_have_changed| effect.end(may_have_changed);
+        self.one_sided.install_and_tell(new, f, swap, unlinked, ended).await
     }
 
     async fn load(&self, words: &[WordPtr]) -> Result<Vec<u64>, Interrupt> {

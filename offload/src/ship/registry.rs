@@ -185,6 +185,7 @@ async fn run<O: Operation>(thread: Rc<Thread>, header: CallHeader, scope: ScopeO
     let outcome = match begin_change::<O>(&access) {
         Ok(under_way) => {
             let outcome = unpanicked(attempt(&access, &operation)).await;
+            access.end_changes().await;
             under_way.into_iter().for_each(UnderWay::end);
             outcome.unwrap_or_else(|why| Err(panicked::<O>(why, access.may_have_changed())))
         }

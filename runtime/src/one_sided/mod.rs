@@ -177,7 +177,11 @@ impl<P: Plugin> OneSided<P> {
     }
 
     /// What a change is once its pages are computed. Apart from that, so that it is compiled once and not for each closure.
-    async fn carry_out(&self, staged: PreparedChange) -> Result<Vec<Option<PageCopy>>, Interrupt> {
+    async fn carry_out(
+        &self,
+        staged: PreparedChange,
+        ended: impl FnOnce(bool) + 'static,
+    ) -> Result<Vec<Option<PageCopy>>, Interrupt> {
         let may_change = self.may_change();
         let acting = self.require_writer().await?;
         if staged.is_idle() {
@@ -190,7 +194,10 @@ impl<P: Plugin> OneSided<P> {
         }
         let by_hand = self.worker().capabilities().atomic_against_cpu;
         if let Some(memory) = self.memory.as_ref().filter(|memory| by_hand && staged.is_in(memory)) {
-            return here::carry_out(self.worker(), memory, staged).await;
+            // Dropped, it has had no effect: it suspends only in front of that.
+            let after = here::carry_out(self.worker(), memory, staged).await;
+            ended(may_have_effect(&after));
+            return after;
         }
         // Pages whose lock words it may still write are not reused, whatever becomes of the caller.
         let pin = self.worker().pin();
@@ -198,7 +205,67 @@ impl<P: Plugin> OneSided<P> {
         let whole = async move {
             let after = change.await;
             drop((pin, acting));
+            ended(may_have_effect(&after));
             after
+        };
+        self.worker().spawn_to_end(whole).await
+    }
+
+    /// [`Access::change`] of which somebody is told when nothing is under way any more, even if what is returned was dropped before:
+    /// whether it may have changed something. It is dropped without being told if nothing was.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn change_and_tell<R>(
+        &self,
+        pages: Pages<PageCopy>,
+        f: impl FnOnce(&mut OneSidedPages) -> R,
+        ended: impl FnOnce(bool) + 'static,
+    ) -> Result<(R, Pages<PageCopy>), Interrupt> {
+        let (old, new) = pages.into_parts();
+        new.iter().for_each(|page| chunk_classes::note(self.worker(), page));
+        let mut pages = OneSidedPages::open(self.worker(), self.context.structure.id, old, new)?;
+        let result = f(&mut pages);
+        Ok((result, Pages::after(self.carry_out(PreparedChange::of(pages), ended).await?)))
+    }
+
+    /// [`Access::install`], of which somebody is told like of a [change](Self::change_and_tell).
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn install_and_tell(
+        &self,
+        new: Vec<NewPage>,
+        f: impl FnOnce(&mut OneSidedPages),
+        swap: Swap,
+        unlinked: Vec<Unlinked>,
+        ended: impl FnOnce(bool) + 'static,
+    ) -> Result<Result<(), u64>, Interrupt> {
+        let at = self.require_word(swap.word)?;
+        // A damaged record of the structure may have named them.
+        for page in &unlinked {
+            chunk_classes::require(self.worker(), page.at, page.class).await?;
+        }
+        let acting = self.require_writer().await?;
+        new.iter().for_each(|page| chunk_classes::note(self.worker(), page));
+        let mut pages = OneSidedPages::open(self.worker(), self.context.structure.id, [], new)?;
+        f(&mut pages);
+        let mut staged = PreparedChange::of(pages);
+        staged.seal();
+        let pin = self.worker().pin();
+        let (again, found_by) = (self.clone(), swap.found_by.unwrap_or_default());
+        // Boxed: it is rare, and it installs, too.
+        let reachable = move || -> Pin<Box<dyn Future<Output = Result<_, Box<Error>>>>> {
+            // Nothing is under way any more, and what this installs asks for the right anew.
+            drop(acting);
+            Box::pin(async move { persist(again.worker(), async || P::reachable(&again, found_by).await).await })
+        };
+        let (worker, is_kept, swap) = (self.worker().clone(), swap.found_by.is_none(), (at, swap.old, swap.to));
+        let install = change::install((worker, pin), staged, swap, is_kept, unlinked, reachable);
+        let whole = async move {
+            let installed = install.await;
+            ended(!matches!(installed, Ok(Err(_))) && may_have_effect(&installed));
+            installed
         };
         self.worker().spawn_to_end(whole).await
     }
@@ -307,6 +374,13 @@ impl<P: Plugin> OneSided<P> {
     }
 }
 
+/// Whether it has done something, or has failed in the middle.
+fn may_have_effect<T>(outcome: &Result<T, Interrupt>) -> bool {
+    !matches!(outcome, Err(Interrupt::Restart(_)))
+}
+
+fn nobody(_may_have_effect: bool) {}
+
 impl<P: Plugin> FastPath for OneSided<P> {
     type Plugin = P;
     type Page<'a> = PageCopy;
@@ -343,11 +417,7 @@ impl<P: Plugin> Access for OneSided<P> {
         pages: Pages<Self::Page<'a>>,
         f: impl FnOnce(&mut Self::PagesMut<'a>) -> R,
     ) -> Result<(R, Pages<Self::Page<'a>>), Interrupt> {
-        let (old, new) = pages.into_parts();
-        new.iter().for_each(|page| chunk_classes::note(self.worker(), page));
-        let mut pages = OneSidedPages::open(self.worker(), self.context.structure.id, old, new)?;
-        let result = f(&mut pages);
-        Ok((result, Pages::after(self.carry_out(PreparedChange::of(pages)).await?)))
+        self.change_and_tell(pages, f, nobody).await
     }
 
     async fn install<'a>(
@@ -357,27 +427,7 @@ impl<P: Plugin> Access for OneSided<P> {
         swap: Swap,
         unlinked: Vec<Unlinked>,
     ) -> Result<Result<(), u64>, Interrupt> {
-        let at = self.require_word(swap.word)?;
-        // A damaged record of the structure may have named them.
-        for page in &unlinked {
-            chunk_classes::require(self.worker(), page.at, page.class).await?;
-        }
-        let acting = self.require_writer().await?;
-        new.iter().for_each(|page| chunk_classes::note(self.worker(), page));
-        let mut pages = OneSidedPages::open(self.worker(), self.context.structure.id, [], new)?;
-        f(&mut pages);
-        let mut staged = PreparedChange::of(pages);
-        staged.seal();
-        let pin = self.worker().pin();
-        let (again, found_by) = (self.clone(), swap.found_by.unwrap_or_default());
-        // Boxed: it is rare, and it installs, too.
-        let reachable = move || -> Pin<Box<dyn Future<Output = Result<_, Box<Error>>>>> {
-            // Nothing is under way any more, and what this installs asks for the right anew.
-            drop(acting);
-            Box::pin(async move { persist(again.worker(), async || P::reachable(&again, found_by).await).await })
-        };
-        let (worker, is_kept, swap) = (self.worker().clone(), swap.found_by.is_none(), (at, swap.old, swap.to));
-        self.worker().spawn_to_end(change::install((worker, pin), staged, swap, is_kept, unlinked, reachable)).await
+        self.install_and_tell(new, f, swap, unlinked, nobody).await
     }
 
     async fn load(&self, words: &[WordPtr]) -> Result<Vec<u64>, Interrupt> {

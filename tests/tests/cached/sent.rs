@@ -3,18 +3,22 @@
 //! The memory server is turned by hand, and stops in the middle of the change, or has not yet seen it.
 
 use std::{
-    future::Future,
-    pin::Pin,
+    future::{Future, poll_fn},
+    pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
 use farlink_offload::{
-    Admission, Cached, Remote,
-    ship::{ManualShipServer, ShipOptions},
+    Admission, CacheOptions, Cached, ComputeCache, Remote,
+    ship::{ManualShipServer, Registry, ShipOptions},
 };
 use farlink_runtime::{
+    access::{
+        Access, Interrupt, Operation, Operations, PageRef, Pages, PagesMut, Plugin, Slot, Start, Structure, Words,
+    },
+    catalog::{self, CreateOptions},
     clock::Clock,
     compute::{ComputeOptions, ComputeServer, Maintenance},
     error::Error,
@@ -26,7 +30,12 @@ use farlink_runtime::{
     },
     messaging::Error as MessagingError,
     one_sided::{OneSided, Proof},
+    operation::Run,
+    page::{HEADER_WORDS, SizeClass},
     ptr::ServerId,
+    report::Report,
+    structure::{OPTIONS, StructurePlacement},
+    wire::wire,
     worker::Worker,
 };
 use farlink_structures::{
@@ -34,7 +43,10 @@ use farlink_structures::{
     map::Map as Ordered,
 };
 use farlink_tests::{
-    backend::{fleet, here},
+    backend::{
+        fleet,
+        here::{self, Here},
+    },
     cluster::{self, FAST},
 };
 
@@ -100,21 +112,27 @@ fn join(fabric: &Arc<dyn Fabric>, seed: u64) -> Result<ComputeServer, Error> {
     ComputeServer::join(Arc::clone(fabric), options)
 }
 
+/// The only memory server, as a member of the cluster.
+fn serve(
+    here: &Arc<dyn Here>,
+    registry: Registry,
+) -> Result<(ManualShipServer, Arc<ComputeServer>, MortalFabric), Error> {
+    let fabric = MortalFabric::new(here.fabric(), Order::Posted, false);
+    let member = Arc::new(cluster::join_manual(&(Arc::new(fabric.clone()) as Arc<dyn Fabric>), 9)?);
+    let server = ServerId::new(0).expect("0 is a server id");
+    let listener = here.listen(server, &ListenOptions { endpoints: 1, ..ListenOptions::default() })?;
+    let (memory, clock, options) = (here.memory(server)?, Clock::monotonic(), ShipOptions::default());
+    let serving = ManualShipServer::new(listener, memory, registry, &options, Arc::clone(&member), &clock)?;
+    Ok((serving, member, fabric))
+}
+
 impl Scene {
     fn new() -> Result<Self, Error> {
         let here = here::start(1, 2 << 20, MemOptions { atomic_against_cpu: false, ..FAST })?;
         let fabric = here.fabric();
         cluster::create::<Tree>(&fabric, TREE, 256, Proof::Checksum)?;
         cluster::load::<Tree>(&fabric, TREE, (0..KEYS).map(|key| (key, key)), 0.7)?;
-        let servers_fabric = MortalFabric::new(Arc::clone(&fabric), Order::Posted, false);
-        let as_fabric: Arc<dyn Fabric> = Arc::new(servers_fabric.clone());
-        let member = Arc::new(cluster::join_manual(&as_fabric, 9)?);
-        let server = ServerId::new(0).expect("0 is a server id");
-        let listener = here.listen(server, &ListenOptions { endpoints: 1, ..ListenOptions::default() })?;
-        let (memory, clock) = (here.memory(server)?, Clock::monotonic());
-        let as_member = Arc::clone(&member);
-        let options = ShipOptions::default();
-        let mut serving = ManualShipServer::new(listener, memory, fleet::registry(), &options, as_member, &clock)?;
+        let (mut serving, member, servers_fabric) = serve(&here, fleet::registry())?;
         let senders_fabric = MortalFabric::new(Arc::clone(&fabric), Order::Posted, false);
         let compute = join(&(Arc::new(senders_fabric.clone()) as Arc<dyn Fabric>), 1)?;
         let worker = compute.worker()?;
@@ -343,4 +361,135 @@ fn a_change_that_may_go_on_is_over_before_anybody_owns() -> Result<(), Error> {
     })?;
     drop((owned, worker, compute, others, other));
     is_left_right(&fabric, None)
+}
+
+/// A page with two words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Hasty;
+
+/// Begins a change, and does not wait for it.
+#[derive(Debug, Clone)]
+struct Abandon {}
+
+wire! {
+    struct Abandon {}
+}
+
+const WORDS: usize = HEADER_WORDS;
+
+impl Operation for Abandon {
+    type Output = ();
+    type Plugin = Hasty;
+    const NAME: &'static str = "abandon";
+
+    fn scope(&self) {}
+
+    async fn run<A: Access<Plugin = Hasty>>(&self, access: &A, from: Start) -> Result<(), Interrupt> {
+        let page = access.open(from).await?;
+        let next = page.read(|words| words.word(WORDS))? + 1;
+        let mut pages = Pages::new();
+        let slot = pages.add(page);
+        // Of two words: such a change has a record.
+        let mut change = pin!(access.change(pages, |pages| pages.fill(slot, WORDS, &[next; 2])));
+        poll_fn(|cx| Poll::Ready(drop(change.as_mut().poll(cx)))).await;
+        Ok(())
+    }
+}
+
+impl Plugin for Hasty {
+    const NAME: &'static str = "hasty";
+    const ROOT_BYTES: std::ops::RangeInclusive<usize> = 64..=64;
+    type Region = ();
+    type Local = ();
+
+    fn links(_page: &(impl Words + ?Sized)) -> impl Iterator<Item = usize> {
+        std::iter::empty()
+    }
+
+    fn create(pages: &mut impl PagesMut, root: Slot, _structure: &Structure) {
+        pages.describe(root, 0, 1);
+    }
+
+    fn operations(to: &mut impl Operations<Self>) {
+        to.add::<Abandon>();
+    }
+
+    async fn check<A: Access<Plugin = Self>>(_access: &A) -> Result<Report, Error> {
+        Ok(Report::default())
+    }
+}
+
+/// A change goes on that its operation has dropped: it is over before the sender is answered, and before anybody owns the structure.
+#[test]
+fn a_change_that_its_operation_has_dropped_is_over_before_others_own() -> Result<(), Error> {
+    let requests = (0..).find(|&requests| a_dropped_change_stops_after(requests).unwrap()).expect("it ends");
+    assert!(requests > 2, "the change makes {requests} requests");
+    Ok(())
+}
+
+/// Whether it was over by then.
+fn a_dropped_change_stops_after(requests: u64) -> Result<bool, Error> {
+    let here = here::start(1, 2 << 20, MemOptions { atomic_against_cpu: false, ..FAST })?;
+    let fabric = here.fabric();
+    let (mut serving, _member, servers_fabric) = serve(&here, Registry::new().with::<Hasty>())?;
+    let senders_fabric = MortalFabric::new(Arc::clone(&fabric), Order::Posted, false);
+    let compute = join(&(Arc::new(senders_fabric.clone()) as Arc<dyn Fabric>), 1)?;
+    let worker = compute.worker()?;
+    let options =
+        CreateOptions { class: SizeClass::SMALLEST, placement: StructurePlacement::default(), options: [0; OPTIONS] };
+    let made: OneSided<Hasty> = worker.block_on(catalog::create(&worker, "hasty", &options, Proof::Checksum))?;
+    let structure = made.context().structure.clone();
+    drop(made);
+    let remote = Remote::<Hasty>::new(&worker, structure.clone());
+    // From now on the memory server knows the structure, and has room for records.
+    let mut first = Task::new(&worker, remote.execute(&Abandon {}));
+    while !first.turn() {
+        serving.turn();
+    }
+    first.outcome.take().expect("it is over")?;
+    drop(first);
+    let _ = (0..TURNS).map(|_| serving.turn()).count();
+
+    servers_fabric.stops_after(requests);
+    let mut sending = Task::new(&worker, remote.execute(&Abandon {}));
+    while !sending.turn() && !servers_fabric.has_stopped() {
+        serving.turn();
+    }
+    let _ = (0..TURNS).map(|_| (serving.turn(), sending.turn())).count();
+    let (has_stopped, is_answered) = (servers_fabric.has_stopped(), sending.outcome.is_some());
+    drop(sending);
+    if !has_stopped || is_answered {
+        // The memory server leaves its cluster.
+        servers_fabric.stops_after(ALL);
+        assert!(!has_stopped, "after {requests} requests: answered while its change is under way");
+        return Ok(true);
+    }
+    senders_fabric.stops_after(0);
+    senders_fabric.is_taken_for_dead();
+    let other = join(&fabric, 2)?;
+    let others = other.worker()?;
+    let own = async || {
+        let cache = ComputeCache::<Hasty>::new(CacheOptions::new(CACHE_BYTES_MIN))?;
+        cache.own(&others, structure.clone(), ()).await
+    };
+    let mut owning = Task::new(&others, own());
+    let _ = (0..TURNS).find(|_| owning.turn());
+    servers_fabric.stops_after(ALL);
+    assert!(!matches!(owning.outcome, Some(Ok(_))), "after {requests} requests: owned while it is changed");
+    let owned = loop {
+        serving.turn();
+        match owning.turn().then(|| owning.outcome.take()).flatten() {
+            Some(Ok(owned)) => break owned,
+            Some(Err(Error::HasWriter { .. } | Error::ServerStalled { .. })) => owning = Task::new(&others, own()),
+            Some(Err(error)) => return Err(error),
+            None => {}
+        }
+    };
+    let words = others.block_on(async {
+        let _pin = others.pin();
+        let page = owned.open(Start::Root).await?;
+        page.read(|words| [words.word(WORDS), words.word(WORDS + 1)])
+    });
+    assert_eq!(words.unwrap(), [2; 2], "after {requests} requests");
+    Ok(false)
 }
