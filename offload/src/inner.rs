@@ -27,6 +27,7 @@ use farlink_runtime::{
     one_sided::{OneSided, OneSidedPages, PageCopy},
     page::{LOCK, SizeClass, has_words},
 };
+use futures_util::future::join_all;
 use smallvec::SmallVec;
 
 use crate::store::{CacheLayout, RemoteStore, page_id, to_cache};
@@ -221,14 +222,16 @@ impl<P: Plugin> Access for CachedInner<P> {
     async fn validate(&self, pages: &[&SharedPage]) -> Result<(), Interrupt> {
         let cached: Vec<&SharedPage> = pages.iter().filter(|page| page.is_cached).copied().collect();
         let current = self.one_sided().are_current(cached.iter().map(|page| &page.copy)).await?;
-        let mut outcome = Ok(());
-        for (page, _) in cached.into_iter().zip(current).filter(|(_, is_current)| !is_current) {
-            if let Err(Interrupt::Failed(error)) = self.renewed(page.link()).await {
+        let stale: Vec<_> = cached.into_iter().zip(current).filter(|(_, is_current)| !is_current).collect();
+        for renewed in join_all(stale.iter().map(|(page, _)| self.renewed(page.link()))).await {
+            if let Err(Interrupt::Failed(error)) = renewed {
                 return Err(error.into());
             }
-            outcome = Err(Interrupt::stale(page.at(), "the cached copy of it was old"));
         }
-        outcome
+        match stale.last() {
+            Some((page, _)) => Err(Interrupt::stale(page.at(), "the cached copy of it was old")),
+            None => Ok(()),
+        }
     }
 
     async fn change<'a, R>(

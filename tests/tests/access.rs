@@ -59,9 +59,13 @@ impl Scene {
 
     /// On a fabric with one memory server, which has this memory.
     fn on(fabric: &Arc<dyn Fabric>, memory: LocalMemory) -> Self {
-        let tree = BTreeOptions { page_bytes: PAGE_BYTES, ..BTreeOptions::default() };
+        Self::of(fabric, memory, PAGE_BYTES, KEYS)
+    }
+
+    fn of(fabric: &Arc<dyn Fabric>, memory: LocalMemory, page_bytes: usize, keys: u64) -> Self {
+        let tree = BTreeOptions { page_bytes, ..BTreeOptions::default() };
         cluster::create_tree(fabric, TREE, tree).unwrap();
-        cluster::load::<Tree>(fabric, TREE, (0..KEYS).map(|key| (key, key)), 0.7).unwrap();
+        cluster::load::<Tree>(fabric, TREE, (0..keys).map(|key| (key, key)), 0.7).unwrap();
         let compute = cluster::join(fabric, 1).unwrap();
         let worker = compute.worker().unwrap();
         let tree = worker.block_on(BTree::<OneSided<Tree>>::open(&worker, TREE, Proof::Checksum)).unwrap();
@@ -547,6 +551,48 @@ fn a_change_of_an_old_copy_is_a_conflict() {
         let scene = Scene::new(options);
         test(&scene, &OneSided::within(&scene.worker, scene.structure.clone(), scene.memory.clone()));
     }
+}
+
+/// It costs a round trip, and one more if copies were old, however many.
+#[test]
+fn old_copies_in_a_cache_are_renewed_together() {
+    const SMALL_BYTES: usize = 256;
+    let memory = Arc::new(in_process(1, 4 << 20, FAST).unwrap());
+    let fabric: Arc<dyn Fabric> = memory.clone();
+    let scene = Scene::of(&fabric, memory.memory(ServerId::new(0).unwrap()).unwrap(), SMALL_BYTES, 500);
+    let shared = scene.cache().share(&scene.worker, scene.structure.clone(), Proof::Checksum).unwrap();
+    let one_sided = scene.one_sided(Proof::Checksum);
+    let outcome = scene.worker.block_on(async {
+        let _pin = scene.worker.pin();
+        let root = shared.open(Start::Root).await?;
+        assert_eq!(root.level(), 2, "its children are cached");
+        let links: Vec<Link> =
+            root.read(|words| Tree::links(words).map(|index| Link::from_word(words.word(index))).collect())?;
+        let mut held = vec![root];
+        for &link in &links {
+            held.push(shared.follow(&held[0], link, Hint::DOWN).await?);
+        }
+        assert!(links.len() > 2, "{links:?}");
+        let validate = async || {
+            let before = scene.worker.counters();
+            let outcome = shared.validate(&held.iter().collect::<Vec<_>>()).await;
+            let cost = scene.worker.counters() - before;
+            (outcome, cost.reads as usize, cost.round_trips)
+        };
+        let (outcome, reads, trips) = validate().await;
+        assert_eq!((outcome.is_ok(), reads, trips), (true, held.len(), 1));
+        for &link in &links {
+            let page = one_sided.read_page(link).await?;
+            let last = SMALL_BYTES / 8 - 1;
+            let word = page.read(|words| words[last])?;
+            one_sided.change(as_read(page), |pages| pages.set(Slot::ONLY, last, word + 1)).await?;
+        }
+        let (outcome, reads, trips) = validate().await;
+        assert!(matches!(outcome, Err(Interrupt::Restart(Cause::Stale { .. }))), "{outcome:?}");
+        assert_eq!((reads, trips), (held.len() + links.len(), 2));
+        Ok::<_, Interrupt>(())
+    });
+    outcome.unwrap();
 }
 
 /// Where an atomic may undo a WRITE, none is tried on a page of which the cached copy is old: it may be anybody's by now.
