@@ -21,7 +21,7 @@ use farlink_runtime::{
     },
     lock::{LockState, LockWord},
     one_sided::{OneSided, Proof},
-    page::HEADER_WORDS,
+    page::{CHECKSUM, HEADER_WORDS, LOCK, SELF, checksum},
     ptr::{RemotePtr, ServerId},
     server::{LocalMemory, MemoryServer, in_process},
     structure::Structure,
@@ -360,6 +360,34 @@ fn a_page_of_another_structure_is_refused() {
             matches!(outcome, Err(Interrupt::Restart(Cause::Stale { page, .. })) if page == at(theirs)),
             "{outcome:?}"
         );
+    }
+    with_each_access!(test);
+}
+
+/// A page may be sound and stand where another one is to be: what it says of itself is the other one's, its address too.
+#[test]
+fn a_sound_page_in_the_place_of_another_is_refused() {
+    fn test<A: Access<Plugin = Tree>>(scene: &Scene, access: &A) {
+        let [copied, place, forged] = [0, 1, 2].map(|leaf| scene.leaf(access, leaf));
+        let words = |page: Link| scene.memory.words(at(page), PAGE_BYTES / 8).unwrap();
+        for (to, from) in words(place).iter().zip(words(copied)) {
+            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        }
+        // Or all of it is right, but for the address.
+        let mut image: Vec<u64> = words(forged).iter().map(|word| word.load(Ordering::Relaxed)).collect();
+        image[SELF] = at(copied).raw();
+        image[CHECKSUM] = checksum(&image, LockWord::from_word(image[LOCK]).version());
+        for (to, from) in words(forged).iter().zip(image) {
+            to.store(from, Ordering::Relaxed);
+        }
+        for other in [place, forged] {
+            let opened = scene.worker.block_on(async {
+                let _pin = scene.worker.pin();
+                access.open(Start::Page(other)).await.map(|page| page.link())
+            });
+            let is_refused = matches!(opened, Err(Interrupt::Restart(Cause::Stale { page, .. })) if page == at(other));
+            assert!(is_refused, "{opened:?} in the place of {other:?}");
+        }
     }
     with_each_access!(test);
 }

@@ -23,7 +23,7 @@ use crate::{
     damage::{Damage, ENDLESS, KEYS, LIMIT, Scene, SceneOf, TREE, to_pages},
 };
 
-fn cache_of<S: Subject>(admission: Admission) -> ComputeCache<S> {
+pub(crate) fn cache_of<S: Subject>(admission: Admission) -> ComputeCache<S> {
     let mut options = CacheOptions::new(64 << 10);
     (options.page_bytes, options.admission) = (S::page_bytes(256), admission);
     ComputeCache::<S>::new(options).unwrap()

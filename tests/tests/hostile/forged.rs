@@ -1,16 +1,25 @@
 //! Sound pages of a B+-tree in places where they do not belong.
 
+use farlink_offload::Admission;
 use farlink_runtime::{
+    access::Access,
+    error::Error,
     one_sided::{OneSided, Proof},
     page::{IDENTITY, Identity, LOCK, SELF, SizeClass},
     pages::allocate,
     ptr::{Link, RemotePtr},
     structure::Placement,
 };
-use farlink_structures::{btree::Tree, map::Map};
+use farlink_structures::{
+    btree::Tree,
+    map::{KeyRange, Map},
+};
 use farlink_tests::{bounded, raw};
 
-use crate::damage::{Scene, TREE};
+use crate::{
+    cached::cache_of,
+    damage::{KEYS, Scene, TREE},
+};
 
 type Opened = Map<Tree, OneSided<Tree>>;
 
@@ -97,4 +106,41 @@ fn a_page_of_another_size_is_read_and_not_rewritten() {
             "{report:?}"
         );
     }
+}
+
+/// A leaf that names another one's address would have that one changed in its stead.
+#[test]
+fn a_leaf_that_names_the_address_of_another_harms_neither() {
+    for is_owned in [false, true] {
+        let scene = Scene::new(1);
+        let map = open(&scene);
+        let leaf = |key| bounded::block_on(&scene.worker, raw::leaf_of(map.access(), key)).unwrap();
+        let (forged, other) = (leaf(KEYS / 2), leaf(0));
+        let words = |at| scene.direct.read(at, scene.class.words()).unwrap();
+        let mut image = words(forged);
+        // The other one's lock could be had.
+        (image[SELF], image[LOCK]) = (other.raw(), words(other)[LOCK]);
+        scene.put(forged, image, true);
+        let before = [other, forged].map(words);
+        let refused = match is_owned {
+            false => remove_and_get(&scene, &map),
+            true => {
+                let cache = cache_of::<Tree>(Admission::Always);
+                let owned = cache.own(&scene.worker, map.structure().clone(), KeyRange::ALL);
+                let owned = Map::over(bounded::block_on(&scene.worker, owned).unwrap());
+                let refused = remove_and_get(&scene, &owned);
+                bounded::block_on(&scene.worker, owned.access().flush()).unwrap();
+                refused
+            }
+        };
+        for outcome in refused {
+            assert!(matches!(outcome, Err(Error::Inconsistent { page, .. }) if page == forged), "{outcome:?}");
+        }
+        assert_eq!([other, forged].map(words), before);
+    }
+}
+
+fn remove_and_get<A: Access<Plugin = Tree>>(scene: &Scene, map: &Map<Tree, A>) -> [Result<Option<u64>, Error>; 2] {
+    let removed = bounded::block_on(&scene.worker, map.remove(KEYS / 2));
+    [removed, bounded::block_on(&scene.worker, map.get(KEYS / 2))]
 }

@@ -7,15 +7,17 @@ use std::{
 
 use farlink_offload::{
     Remote,
-    ship::{ShipOptions, Shipper},
+    ship::{From, ShipOptions, Shipper},
 };
 use farlink_runtime::{
-    access::Access,
+    access::{Access, Link, PageRef, Start, WordPtr},
     error::Error,
     fabric::mem::MemOptions,
+    lock::LockWord,
     messaging::{GatherRule, ServeMessages, Wait},
     one_sided::{OneSided, Proof},
     operation::Run,
+    page::{CHECKSUM, HEADER_WORDS, LOCK, SELF, checksum},
     ptr::ServerId,
     structure::{PlacementPolicy, StructurePlacement},
     worker::Worker,
@@ -24,6 +26,7 @@ use farlink_tests::{
     backend::Backend,
     bounded::Watchdog,
     cluster::{self, FAST, NASTY},
+    direct::Direct,
     fleet::{self, Fleet},
     here,
     plugins::chains::{self, Chains, Push, SentValues, Take, Values},
@@ -197,4 +200,38 @@ fn an_answer_that_is_taken_late_is_what_it_was() {
     let answer = resting.block_on(asked).unwrap();
     // Counts of requests and joins tell whether its connection was lost, and it was read again.
     assert_eq!(answer, (0..DEPTH).rev().collect::<Vec<_>>(), "{:?}", counts());
+}
+
+/// A page that says that it stands elsewhere is none of the answer, where it is read in place, too.
+#[test]
+fn what_says_that_it_stands_elsewhere_is_not_sent() {
+    let _watch = Watchdog::start("pieces", Duration::from_secs(100));
+    for gather in WAYS {
+        let fleet = fleet(FAST, gather);
+        let compute = cluster::join(&fleet.fabric(), 6).unwrap();
+        let worker = compute.worker().unwrap();
+        worker.block_on(async {
+            let shipper = shipper(&worker).await.unwrap();
+            let here = OneSided::<Chains>::new(&worker, shipper.structure().clone(), Proof::Checksum);
+            for value in 0..3 {
+                here.execute(&Push { set: 0, value }).await.unwrap();
+            }
+            let root = here.open(Start::Root).await.unwrap();
+            let heads = WordPtr { page: root.link(), index: HEADER_WORDS };
+            let newest = Link::from_word(here.load(&[heads]).await.unwrap()[0]);
+            let (at, class) = newest.remote().unwrap();
+            let direct = Direct::new(&fleet.fabric(), 0).unwrap();
+            let mut image = direct.read(at, class.words()).unwrap();
+            // Its own next page.
+            image[SELF] = image[HEADER_WORDS + 1] & !63;
+            image[CHECKSUM] = checksum(&image, LockWord::from_word(image[LOCK]).version());
+            direct.write(at, &image).unwrap();
+            for pages in [false, true] {
+                let sent = shipper.ship_in_pieces(&SentValues { set: 0, pages }).await;
+                assert!(matches!(&sent, Err(Error::OnServer { why, .. }) if why.contains("inconsistent")), "{sent:?}");
+            }
+            let sent = shipper.ship(&Values { set: 0 }, From::Root).await;
+            assert!(matches!(&sent, Err(Error::OnServer { why, .. }) if why.contains("inconsistent")), "{sent:?}");
+        });
+    }
 }
