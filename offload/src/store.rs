@@ -519,3 +519,72 @@ fn interrupt(error: CacheError<Interrupt>) -> Interrupt {
         other => Error::Cache(other.to_string()).into(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use farlink_runtime::{
+        compute::{ComputeOptions, ComputeServer},
+        fabric::mem::MemOptions,
+        one_sided::{Proof, ownership},
+        server,
+        versioned::Versioned,
+        write_ahead::Reserve,
+    };
+    use farlink_structures::{
+        btree::{BTree, BTreeOptions, Tree},
+        map::KeyRange,
+    };
+
+    use super::*;
+
+    /// The cache sees to it that no such page is changed; and if it did not, the page would stay as it is.
+    #[test]
+    fn a_page_that_is_not_inside_what_is_owned_is_not_written() {
+        const CUT: u64 = 500;
+        let fabric = Arc::new(server::in_process(1, 8 << 20, MemOptions::default()).unwrap());
+        let compute = ComputeServer::join(fabric, ComputeOptions::default()).unwrap();
+        let worker = compute.worker().unwrap();
+        let outcome = worker.block_on(async {
+            let tree = BTree::create(&worker, "t", BTreeOptions { page_bytes: 256, ..BTreeOptions::default() }).await?;
+            tree.bulk_load((0..2 * CUT).map(|key| (key, key)), 0.8).await?;
+            let (structure, high) = (tree.structure().clone(), Some(tree.leaf_low(CUT).await?));
+            drop(tree);
+            let region = KeyRange { low: 0, high };
+            let reserve = Reserve::make(&worker).await?;
+            let tenure = ownership::claim::<Tree>(&worker, &structure, &region, ownership::Waits::AWhile).await?;
+            let log = Log::new(&worker, structure.id, tenure, 1 << 20, reserve);
+            let regions = Versioned::new(Regions { owned: vec![region], ..Regions::default() });
+            let owned = Owned { regions: regions.reader(), log, records_all: false };
+            let one_sided = OneSided::<Tree>::new(&worker, structure.clone(), Proof::Checksum).unguarded();
+            let store = RemoteStore::new(one_sided.clone(), Some(owned), Known::default());
+
+            let (mut met, mut left) = ([0; 3], vec![structure.root_link()]);
+            while let Some(link) = left.pop() {
+                let page = one_sided.read_page(link).await?;
+                let (at, level, before) = (page.at(), page.level(), page.into_words());
+                if level > 0 {
+                    left.extend(Tree::links(&*before).map(|index| Link::from_word(before[index])));
+                }
+                let mut image = worker.buffer(before.len())?;
+                image.copy_from_slice(&before);
+                image[LOCK] = LockWord::unlocked(version_of(&before) + 1).word();
+                let place = store.overlap(&*before);
+                let outcome = store.write(vec![(page_id(link), image)]).await.pop().expect("each has one");
+                let is_refused = |error: &Error| matches!(error, Error::SharedPage { page } if *page == at);
+                match place {
+                    Overlap::Inside => outcome?,
+                    _ => assert!(
+                        matches!(&outcome, Err(Interrupt::Failed(error)) if is_refused(error)),
+                        "{place:?}: {outcome:?}"
+                    ),
+                }
+                let now = worker.read(at, before.len()).await?;
+                assert_eq!(*now == *before, place != Overlap::Inside, "{place:?}, level {level}");
+                met[place as usize] += 1;
+            }
+            assert!(met.iter().all(|&count| count > 0), "{met:?}");
+            Ok::<_, Interrupt>(())
+        });
+        outcome.unwrap();
+    }
+}
