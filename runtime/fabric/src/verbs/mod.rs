@@ -97,6 +97,7 @@ impl DeviceChoice {
     fn open(&self) -> Result<(Arc<Device>, Local), Error> {
         let device = Device::open(self.name.as_deref())?;
         let local = device.local(self.port, self.gid_index)?;
+        device.info().require_atomics()?;
         Ok((device, local))
     }
 }
@@ -154,7 +155,8 @@ impl VerbsFabric {
     /// Opens the device and connects to all memory servers. Blocks.
     ///
     /// # Errors
-    /// If there is no such device, a memory server is not there, does not know the secret or is of another cluster.
+    /// If there is no such device, it has no atomics, or it does not take as many requests; if a memory server is not there, does not know
+    /// the secret or is of another cluster.
     pub fn connect(options: &VerbsOptions) -> Result<Self, Error> {
         options.reliability.validate()?;
         if options.servers.is_empty() {

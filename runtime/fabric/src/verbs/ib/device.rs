@@ -131,6 +131,20 @@ pub struct DeviceInfo {
     pub shared_receive: bool,
 }
 
+impl DeviceInfo {
+    /// Those of memory servers carry atomics out, and those of compute servers post them: one that has none may refuse, or hand on what it
+    /// gets back in another order of bytes.
+    pub(crate) fn require_atomics(&self) -> Result<(), Error> {
+        match self.atomics {
+            Atomics::None => Err(Error::NoDevice {
+                wanted: format!("atomics on RDMA device {}", self.name),
+                why: "pages are locked by them, on both sides; use another device, or SoftRoCE".into(),
+            }),
+            Atomics::Device | Atomics::Global => Ok(()),
+        }
+    }
+}
+
 /// The RDMA devices of this machine. One that cannot be opened is passed over, with a warning.
 ///
 /// # Errors
@@ -155,7 +169,7 @@ fn those_that_answer<T>(all: impl Iterator<Item = Result<T, Error>>) -> Result<V
     silent.filter(|_| opened.is_empty()).map_or(Ok(opened), Err)
 }
 
-/// Which of these serves best, of equals the first: one with an active port, and with atomics, which memory servers need. None
+/// Which of these serves best, of equals the first: one with an active port, and with atomics, which both sides need. None
 /// without an active port.
 fn best<'a>(all: impl DoubleEndedIterator<Item = &'a DeviceInfo>) -> Option<&'a DeviceInfo> {
     let usable = all.filter(|device| device.ports.iter().any(|port| port.state == PortState::Active));
@@ -518,6 +532,14 @@ mod tests {
         ];
         let best = |count| best(all[..count].iter()).map(|device| device.name.as_str());
         assert_eq!([0, 1, 2, 3, 4].map(best), [None, None, Some("plain"), Some("first"), Some("first")]);
+    }
+
+    #[test]
+    fn one_without_atomics_will_do_for_neither_side() {
+        let of = |atomics| device("plain0", atomics, PortState::Active).require_atomics();
+        let error = of(Atomics::None).unwrap_err();
+        assert!(matches!(error, Error::NoDevice { .. }) && error.to_string().contains("plain0"), "{error}");
+        of(Atomics::Device).and(of(Atomics::Global)).unwrap();
     }
 
     #[test]

@@ -135,12 +135,6 @@ impl VerbsServer {
         options.reliability.validate()?;
         let place = Place::of(options)?;
         let (device, local) = options.device.open()?;
-        if device.info().atomics == super::Atomics::None {
-            return Err(Error::NoDevice {
-                wanted: format!("atomics on RDMA device {}", device.info().name),
-                why: "pages are locked by them; use another device, or SoftRoCE".into(),
-            });
-        }
         // First what others may have taken.
         let listening = || Error::io(format!("listening on {}", options.listen));
         let listener = TcpListener::bind(options.listen).map_err(listening())?;
