@@ -1,6 +1,6 @@
 //! Protection domains and registered memory.
 
-use std::{fmt, io, ptr::NonNull, sync::Arc};
+use std::{fmt, fs, io, ptr::NonNull, sync::Arc};
 
 use rdma_sys as rdma;
 
@@ -91,26 +91,40 @@ impl Domain {
     fn refusal(&self, bytes: usize, cause: io::Error) -> Error {
         let device = self.device.info();
         let remedy = match cause.raw_os_error() {
-            Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM) => format!(
-                "locked memory is limited to {}: raise it (`ulimit -l unlimited`, LimitMEMLOCK= of a service, \
-                 /etc/security/limits.conf), or free memory",
-                memlock_limit()
-            ),
+            Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM) => remedy(memlock_limit()),
             _ => format!("the device takes at most {} bytes at once", device.registration_bytes_max),
         };
         Error::RegistrationRefused { bytes: bytes as u64, device: device.name.clone(), cause, remedy }
     }
 }
 
-fn memlock_limit() -> String {
+/// What to do where memory cannot be locked, under this limit.
+fn remedy(limit: Option<u64>) -> String {
+    match limit {
+        Some(bytes) => format!(
+            "locked memory is limited to {bytes} bytes: raise it (`ulimit -l unlimited`, LimitMEMLOCK= of a service, \
+             /etc/security/limits.conf), or free memory"
+        ),
+        None => "nothing limits locked memory here: the machine has no more, or the device, for its page tables; free memory, use huge \
+                 pages, or ask for less"
+            .into(),
+    }
+}
+
+/// How many bytes this process may lock; none, if it may lock all.
+fn memlock_limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` outlives the call.
     let code = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
-    match (code, limit.rlim_cur) {
-        (0, libc::RLIM_INFINITY) => "nothing".into(),
-        (0, bytes) => format!("{bytes} bytes"),
-        _ => "an unknown number of bytes".into(),
-    }
+    let bytes = (code == 0 && limit.rlim_cur != libc::RLIM_INFINITY).then_some(limit.rlim_cur);
+    bytes.filter(|_| !fs::read_to_string("/proc/self/status").is_ok_and(|status| may_lock_all(&status)))
+}
+
+/// Whether a process of this status is not limited (`CAP_IPC_LOCK`), as those of root are in general.
+fn may_lock_all(status: &str) -> bool {
+    const CAP_IPC_LOCK: u32 = 14;
+    let effective = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
+    effective.is_some_and(|effective| effective >> CAP_IPC_LOCK & 1 == 1)
 }
 
 impl Drop for Domain {
@@ -240,5 +254,22 @@ impl Memory {
     pub(crate) fn store(&mut self, index: usize, word: u64) {
         // SAFETY: in bounds and aligned; volatile as above, and `&mut self` excludes other threads.
         unsafe { self.at(index).write_volatile(word) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_is_limited_is_told_to_raise_the_limit() {
+        assert!(remedy(Some(65536)).contains("65536 bytes") && remedy(Some(0)).contains("ulimit"));
+        assert!(!remedy(None).contains("ulimit"));
+        let status = |capabilities| {
+            format!("Name:\tfarlink\nCapPrm:\t000001ffffffffff\nCapEff:\t{capabilities}\nNoNewPrivs:\t0\n")
+        };
+        assert!(may_lock_all(&status("0000000000004000")) && may_lock_all(&status("000001ffffffffff")));
+        assert!(!may_lock_all(&status("0000000000000000")) && !may_lock_all(&status("000001ffffffbfff")));
+        assert!(!may_lock_all("") && !may_lock_all(&status("none")));
     }
 }
