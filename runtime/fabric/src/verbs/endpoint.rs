@@ -47,10 +47,14 @@ pub(super) struct Setup {
 impl Setup {
     /// A queue pair for so many requests.
     pub(super) fn queue_pair(&self, depth: u32) -> Result<QueuePair, Error> {
-        let options =
-            QueuePairOptions { send_depth: depth, inline_bytes: self.inline_bytes, gather_max: 1, receive: None };
+        let options = options(depth, self.inline_bytes);
         QueuePair::new(&self.domain, &self.completions, &self.completions, options)
     }
+}
+
+/// Those of a worker's queue pairs.
+pub(super) fn options(depth: u32, inline_bytes: u32) -> QueuePairOptions {
+    QueuePairOptions { send_depth: depth, inline_bytes, gather_max: 1, receive: None }
 }
 
 /// What an endpoint guarantees that reaches memory behind devices with these atomics: what all of them do. Its own device only

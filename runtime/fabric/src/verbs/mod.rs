@@ -52,7 +52,7 @@ use self::{
     claim::VerbsClaim,
     control::{Answer, Question},
     endpoint::{PEERS_MAX, Setup, VerbsEndpoint},
-    ib::{CompletionQueue, Device, Domain, Local},
+    ib::{CompletionQueue, Device, Domain, Local, QueuePair},
     peers::Peers,
     server::PeerListener,
     session::{Awaited, HANDSHAKE_LIMIT, Losses, Session},
@@ -169,6 +169,7 @@ impl VerbsFabric {
             return Err(Error::BadOption { option: "queue_depth", why });
         }
         let domain = Domain::new(&device)?;
+        probe_depth(&domain, options.queue_depth)?;
         let losses = Losses::new(AtomicU64::new(0));
         let connect =
             |address: &String| Session::connect(address, &options.secret, &losses, HANDSHAKE_LIMIT).map(Arc::new);
@@ -205,6 +206,19 @@ impl VerbsFabric {
         // A memory server that does not answer proves nothing.
         let is_dead = |asked: Awaited| matches!(asked.wait(), Ok(Answer::Lives(false)));
         asked.into_iter().all(|asked| asked.is_ok_and(is_dead))
+    }
+}
+
+/// Whether the device makes queue pairs for so many requests. Its limit does not tell: a request that carries bytes may take the room
+/// of several.
+fn probe_depth(domain: &Arc<Domain>, queue_depth: u32) -> Result<(), Error> {
+    let completions = CompletionQueue::new(domain.device(), 1, None)?;
+    let options = endpoint::options(queue_depth, domain.device().info().inline_bytes.min(INLINE_BYTES));
+    match QueuePair::new(domain, &completions, &completions, options) {
+        Ok(_) => Ok(()),
+        Err(error) => {
+            Err(Error::BadOption { option: "queue_depth", why: format!("{queue_depth}; {error}; try half of it") })
+        }
     }
 }
 

@@ -238,7 +238,7 @@ impl EndpointDomain {
         let per_connection = 2 * ENDPOINT_DEPTH;
         let completions = (CONNECTIONS_MAX * per_connection).min(device.info().completions_max.max(per_connection));
         let connections_max = (completions / per_connection) as usize;
-        Ok(Self {
+        let mut made = Self {
             sent: CompletionQueue::new(device, completions, None)?,
             received: CompletionQueue::new(device, NOTIFICATIONS_MAX, Some(&channel))?,
             receives: ReceiveQueue::new(&domain, NOTIFICATIONS_MAX)?,
@@ -252,7 +252,22 @@ impl EndpointDomain {
             connections: Arc::default(),
             connections_max: connections_max as u64,
             taken: AtomicBool::new(false),
-        })
+        };
+        made.probe_gather()?;
+        Ok(made)
+    }
+
+    /// Has requests gather as many pieces as the device makes queue pairs for: its limit is one for all kinds of them.
+    fn probe_gather(&mut self) -> Result<(), Error> {
+        let mut refusal = None;
+        for gather_max in gather_probes(self.source.gather_max) {
+            self.source.gather_max = gather_max;
+            match self.queue_pair() {
+                Ok(_) => return Ok(()),
+                Err(error) => refusal = Some(error),
+            }
+        }
+        refusal.map_or(Ok(()), Err)
     }
 
     fn place(&self) -> Result<Place, String> {
@@ -293,6 +308,11 @@ impl EndpointDomain {
         self.news.fetch_add(1, Ordering::Release);
         self.wake.wake();
     }
+}
+
+/// So many pieces, or less.
+fn gather_probes(gather_max: u32) -> impl Iterator<Item = u32> {
+    std::iter::once(gather_max).chain([16, 8, 4, 1].into_iter().filter(move |&pieces| pieces < gather_max))
 }
 
 /// Registers the region for an endpoint's own requests. Where the system does not lock the same memory once more, replies are
@@ -355,5 +375,19 @@ impl EndpointWaker for Wake {
             Err(error) if error.kind() != ErrorKind::WouldBlock => tracing::warn!(%error, "an endpoint was not woken"),
             _ => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fewer_and_fewer_pieces_are_tried_down_to_one() {
+        let probes = |gather_max| gather_probes(gather_max).collect::<Vec<_>>();
+        assert_eq!(probes(32), [32, 16, 8, 4, 1]);
+        assert_eq!(probes(30), [30, 16, 8, 4, 1]);
+        assert_eq!(probes(4), [4, 1]);
+        assert_eq!(probes(1), [1]);
     }
 }
