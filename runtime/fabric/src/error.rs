@@ -141,7 +141,7 @@ pub enum Error {
         why: String,
     },
 
-    /// A memory server that was there is gone.
+    /// A memory server that was there is gone, or out of reach.
     #[error(
         "memory server {server} at {address} is lost: {why}; what was under way to it may have taken effect or not; once it runs again, join anew"
     )]

@@ -17,6 +17,7 @@ use self::{
     maintenance::{spawn_maintenance, sweep},
 };
 use crate::{
+    buffer::Buffer,
     clock::Clock,
     counters::Counters,
     epoch::round::{Board, Member, read_slots},
@@ -33,11 +34,16 @@ use crate::{
     remote::{claim_word, release_word, write_words},
     shared::Shared,
     sync::{Arc, Ordering, lock},
-    worker::{Handle, Worker},
+    worker::{Handle, Worker, ops::ReadOnce},
 };
 
 /// How long [`ComputeServer::settle`] waits for a grace: much more than it takes a neighbour that is idle, and announces epochs seldom.
 const SETTLE_NS_MAX: u64 = 2_000_000_000;
+
+/// Who joins is told that requests fail once so many have, one after another, in so long: a READ that every few fail gets through before
+/// that, and where RDMA does not work a card takes a second or more for each.
+const JOIN_TRIES: u32 = 3;
+const JOIN_NS_MAX: u64 = 1_000_000_000;
 
 /// Who does a compute server's maintenance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -115,7 +121,8 @@ impl ComputeServer {
     ///
     /// # Errors
     /// If a superblock is not ours, of another version, damaged, of the wrong size or of another cluster; if the cluster
-    /// has no slot or no incarnation left; if the fabric fails.
+    /// has no slot or no incarnation left; if the fabric fails, or all that it is asked for does: over verbs, because the network carries
+    /// TCP and not RDMA, say.
     pub fn join(fabric: Arc<dyn Fabric>, options: ComputeOptions) -> Result<Self, Error> {
         let worker = visitor(&fabric, options, Clock::monotonic())?;
         let joined = worker.block_on(take_place(&worker, &*fabric))?;
@@ -294,7 +301,7 @@ async fn read_geometry(worker: &Handle, fabric: &dyn Fabric) -> Result<Vec<Geome
             let why = format!("the fabric has {}, more than 2^15", fabric.servers());
             return Err(Error::BadOption { option: "servers", why });
         };
-        let words = worker.read(Geometry::superblock_at(server), SUPERBLOCK_WORDS).await?;
+        let words = read_superblock(worker, server).await?;
         let words: &[u64; SUPERBLOCK_WORDS] = (&*words).try_into().expect("the length that was asked for");
         let geometry = Geometry::read(words, server, fabric.region_bytes(server))?;
         if let Some(first) = all.first().filter(|first| first.cluster != geometry.cluster) {
@@ -314,6 +321,22 @@ async fn read_geometry(worker: &Handle, fabric: &dyn Fabric) -> Result<Vec<Geome
         return Err(Error::BadOption { option: "servers", why: "a cluster needs a memory server".into() });
     }
     Ok(all)
+}
+
+/// Nobody holds anything yet who does this, and so it need not go on until the memory server is lost: where requests only fail, it does
+/// not help to try for ever.
+async fn read_superblock(worker: &Handle, server: ServerId) -> Result<Buffer, Error> {
+    let (begun_ns, mut attempt) = (worker.clock().now_ns(), 0);
+    loop {
+        let error = match worker.read_once(Geometry::superblock_at(server), SUPERBLOCK_WORDS).await {
+            Ok(ReadOnce(words)) => return Ok(words),
+            Err(error) => error,
+        };
+        if attempt + 1 >= JOIN_TRIES && worker.clock().now_ns() - begun_ns >= JOIN_NS_MAX {
+            return Err(error.into());
+        }
+        worker.before_trying_again(error, &mut attempt).await?;
+    }
 }
 
 /// Takes a new incarnation, claims it, and publishes it in a slot. The slot announces nothing until the epoch has been

@@ -11,7 +11,7 @@ use rand::{RngExt, rngs::SmallRng};
 use super::{
     Handle,
     executor::{Executor, Task},
-    ops::{self, InFlight, Posted, ReadAgain},
+    ops::{self, InFlight, Posted, ReadAgain, ReadOnce},
 };
 use crate::{
     buffer::Buffer,
@@ -70,9 +70,19 @@ impl Handle {
     /// Posts a READ of `words` (1 to [`BUFFER_WORDS_MAX`](crate::buffer::BUFFER_WORDS_MAX)) 8-byte words. If its connection
     /// breaks it is posted again: it fails only if the memory server is lost, or no buffer can be had.
     pub fn read(&self, at: RemotePtr, words: usize) -> Posted<Buffer> {
+        self.post_read(at, words, ReadAgain { at, words })
+    }
+
+    /// As [`Handle::read`], and fails with its connection.
+    pub(crate) fn read_once(&self, at: RemotePtr, words: usize) -> Posted<ReadOnce> {
+        self.post_read(at, words, ())
+    }
+
+    #[inline(always)]
+    fn post_read<T: ops::FromDone>(&self, at: RemotePtr, words: usize, again: T::Again) -> Posted<T> {
         bump(&self.0.counters.reads);
         match self.buffer(words) {
-            Ok(buffer) => self.post(at, Verb::Read(buffer), ReadAgain { at, words }),
+            Ok(buffer) => self.post(at, Verb::Read(buffer), again),
             Err(error) => Posted::refused(error),
         }
     }

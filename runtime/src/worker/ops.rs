@@ -10,9 +10,8 @@ use std::{
 use super::{Handle, executor::Executor};
 use crate::{
     buffer::Buffer,
-    counters::bump,
     error::Error,
-    fabric::{Completion, Done, Error as FabricError, Ticket, Verb},
+    fabric::{Completion, Done, Error as FabricError, Ticket},
     messaging::Waiter,
     ptr::RemotePtr,
 };
@@ -102,19 +101,22 @@ fn judged(handle: &Handle, error: FabricError) -> Box<Error> {
     Box::new(handle.check_standing().err().unwrap_or_else(|| error.into()))
 }
 
+/// A request that is posted again and again.
+pub(crate) type Repeated<T> = Pin<Box<dyn Future<Output = Result<T, Box<Error>>>>>;
+
 /// What a completion turns into.
-pub trait FromDone {
+pub trait FromDone: Sized {
     /// What it takes to post the request again, if that does no harm.
     type Again: Copy + std::fmt::Debug;
 
     /// The request's result.
     fn from_done(done: Done) -> Self;
 
-    /// Posts a request again that failed with `error`; the slot that it then has.
+    /// Posts a request again that failed with `error`, until it is carried out.
     ///
     /// # Errors
-    /// The error, if it must not be posted again, or that is of no use.
-    fn post_again(handle: &Handle, again: Self::Again, error: Box<Error>) -> Result<usize, Box<Error>>;
+    /// The error, if it must not be posted again.
+    fn repeat(handle: &Handle, again: Self::Again, error: Box<Error>) -> Result<Repeated<Self>, Box<Error>>;
 }
 
 /// A READ.
@@ -124,22 +126,52 @@ pub struct ReadAgain {
     pub(super) words: usize,
 }
 
+fn read(done: Done) -> Buffer {
+    let Done::Read(buffer) = done else { unreachable!("a READ completes with its buffer") };
+    buffer
+}
+
 impl FromDone for Buffer {
     type Again = ReadAgain;
 
     fn from_done(done: Done) -> Self {
-        let Done::Read(buffer) = done else { unreachable!("a READ completes with its buffer") };
-        buffer
+        read(done)
     }
 
     #[cold]
-    fn post_again(handle: &Handle, ReadAgain { at, words }: ReadAgain, error: Box<Error>) -> Result<usize, Box<Error>> {
-        if !error.may_be_tried_again() {
-            return Err(error);
+    fn repeat(handle: &Handle, again: ReadAgain, error: Box<Error>) -> Result<Repeated<Self>, Box<Error>> {
+        Ok(Box::pin(read_again(handle.clone(), again, error)))
+    }
+}
+
+async fn read_again(
+    handle: Handle,
+    ReadAgain { at, words }: ReadAgain,
+    mut error: Box<Error>,
+) -> Result<Buffer, Box<Error>> {
+    let mut attempt = 0;
+    loop {
+        handle.before_trying_again(error, &mut attempt).await?;
+        match handle.read_once(at, words).await {
+            Ok(ReadOnce(buffer)) => return Ok(buffer),
+            Err(failed) => error = failed,
         }
-        tracing::debug!(%error, "a READ is posted again");
-        bump(&handle.counts().reads);
-        Ok(handle.post_request(at, Verb::Read(handle.buffer(words)?)))
+    }
+}
+
+/// What a READ that is not posted again has brought.
+#[derive(Debug)]
+pub(crate) struct ReadOnce(pub(crate) Buffer);
+
+impl FromDone for ReadOnce {
+    type Again = ();
+
+    fn from_done(done: Done) -> Self {
+        Self(read(done))
+    }
+
+    fn repeat(_: &Handle, (): (), error: Box<Error>) -> Result<Repeated<Self>, Box<Error>> {
+        Err(error)
     }
 }
 
@@ -148,7 +180,7 @@ impl FromDone for () {
 
     fn from_done(_: Done) {}
 
-    fn post_again(_: &Handle, (): (), error: Box<Error>) -> Result<usize, Box<Error>> {
+    fn repeat(_: &Handle, (): (), error: Box<Error>) -> Result<Repeated<Self>, Box<Error>> {
         Err(error)
     }
 }
@@ -161,24 +193,35 @@ impl FromDone for u64 {
         word
     }
 
-    fn post_again(_: &Handle, (): (), error: Box<Error>) -> Result<usize, Box<Error>> {
+    fn repeat(_: &Handle, (): (), error: Box<Error>) -> Result<Repeated<Self>, Box<Error>> {
         Err(error)
     }
 }
 
 /// A posted request; resolves when its completion arrives. The request goes out with the worker's next doorbell whether
 /// or not this is awaited. Dropping it forgets the result; the buffer stays with the endpoint until the completion.
-#[derive(Debug)]
 #[must_use = "await it to know that the request has completed"]
 pub struct Posted<T: FromDone> {
-    state: PostedState<T::Again>,
+    state: PostedState<T>,
 }
 
-#[derive(Debug)]
-enum PostedState<A> {
-    Pending { handle: Handle, slot: usize, posted_at: u32, again: A },
+enum PostedState<T: FromDone> {
+    Pending { handle: Handle, slot: usize, posted_at: u32, again: T::Again },
+    Repeated(Repeated<T>),
     Refused(Option<Box<Error>>),
     SlotGuard,
+}
+
+impl<T: FromDone> std::fmt::Debug for Posted<T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let state: &dyn std::fmt::Debug = match &self.state {
+            PostedState::Pending { slot, .. } => slot,
+            PostedState::Repeated(_) => &"posted again",
+            PostedState::Refused(error) => error,
+            PostedState::SlotGuard => &"ready",
+        };
+        f.debug_tuple("Posted").field(state).finish()
+    }
 }
 
 impl<T: FromDone> Posted<T> {
@@ -198,22 +241,29 @@ impl<T: FromDone> Future for Posted<T> {
     type Output = Result<T, Box<Error>>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let outcome = match &mut self.state {
-            PostedState::Pending { handle, slot, posted_at, again } => loop {
-                match handle.in_flight().poll(*slot, cx, handle.executor()) {
-                    Poll::Ready(Ok(done)) => {
-                        handle.executor().trips.ends(*posted_at);
-                        break Ok(T::from_done(done));
+        let outcome = loop {
+            let repeated = match &mut self.state {
+                PostedState::Pending { handle, slot, posted_at, again } => {
+                    match handle.in_flight().poll(*slot, cx, handle.executor()) {
+                        Poll::Ready(Ok(done)) => {
+                            handle.executor().trips.ends(*posted_at);
+                            break Ok(T::from_done(done));
+                        }
+                        Poll::Ready(Err(error)) => T::repeat(handle, *again, judged(handle, *error)),
+                        Poll::Pending => return Poll::Pending,
                     }
-                    Poll::Ready(Err(error)) => match T::post_again(handle, *again, judged(handle, *error)) {
-                        Ok(posted) => *slot = posted,
-                        Err(error) => break Err(error),
-                    },
-                    Poll::Pending => return Poll::Pending,
                 }
-            },
-            PostedState::Refused(error) => Err(error.take().expect("polled again after it was ready")),
-            PostedState::SlotGuard => panic!("polled again after it was ready"),
+                PostedState::Repeated(repeated) => match repeated.as_mut().poll(cx) {
+                    Poll::Ready(outcome) => break outcome,
+                    Poll::Pending => return Poll::Pending,
+                },
+                PostedState::Refused(error) => break Err(error.take().expect("polled again after it was ready")),
+                PostedState::SlotGuard => panic!("polled again after it was ready"),
+            };
+            match repeated {
+                Ok(repeated) => self.state = PostedState::Repeated(repeated),
+                Err(error) => break Err(error),
+            }
         };
         self.state = PostedState::SlotGuard;
         Poll::Ready(outcome)

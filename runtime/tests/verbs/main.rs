@@ -4,6 +4,7 @@
 
 mod connections;
 mod control;
+mod failing;
 mod processes;
 mod requests;
 mod scene;

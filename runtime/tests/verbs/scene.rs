@@ -19,7 +19,7 @@ use farlink_runtime::{
 };
 
 /// Far longer than anything takes, so that a test that hangs ends.
-const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 /// Where tests read and write: inside the first chunk, behind all that the layout uses.
 pub(crate) const FREE: u64 = 128 << 10;
 pub(crate) const REGION_BYTES: u64 = 2 << 20;

@@ -4,12 +4,16 @@
 //!   that goes to a new connection, which the memory server makes only after it has destroyed its end of the old one, so
 //!   that nothing late arrives.
 //! - A lost control connection is for good: the memory server has destroyed the queue pairs and counts the compute server
-//!   as dead. So it is cut where a queue pair cannot be made anew: a request that is tried again comes to an end.
+//!   as dead. So it is cut where a queue pair cannot be made anew, or where nothing but failures came for long: a request that is tried
+//!   again comes to an end.
+
+use std::time::{Duration, Instant};
 
 use super::{
     connecting::Connecting,
     control::Question,
     endpoint::Setup,
+    failures::{Failures, Next},
     ib::{Finished, Remote},
     queue::{Failed, RequestQueue, Target},
     session::{Awaited, Session},
@@ -26,12 +30,18 @@ pub(super) struct DataPath {
     queue: RequestQueue,
     session: Arc<Session>,
     state: State,
+    failures: Failures,
 }
 
 #[derive(Debug)]
 enum State {
     /// The queue is connected.
     Up,
+    /// To be connected then, in the place of this queue pair of the memory server's.
+    Resting {
+        until: Instant,
+        instead_of: Option<u32>,
+    },
     Connecting(Connecting),
     /// For good.
     Down(Cause),
@@ -70,6 +80,7 @@ impl DataPath {
             queue: RequestQueue::new(&setup.domain, number, setup.depth, target)?,
             session,
             state: State::Down(Cause::Broken("it was never connected".into())),
+            failures: Failures::default(),
         };
         path.ask_to_connect(setup, None)?;
         Ok(path)
@@ -114,14 +125,20 @@ impl DataPath {
     #[inline]
     pub(super) fn ring(&mut self, setup: &Setup, completions: &mut Vec<Completion>) {
         if let Err(error) = self.queue.ring() {
-            self.reset(setup, None, Cause::Broken(error.to_string()), completions);
+            self.breaks(setup, None, &error.to_string(), completions);
         }
     }
 
     /// Takes a completion of this path's.
     #[inline]
     pub(super) fn finished(&mut self, setup: &Setup, finished: Finished, completions: &mut Vec<Completion>) {
-        if let Err(failed) = self.queue.finished(finished, completions) {
+        let before = completions.len();
+        let outcome = self.queue.finished(finished, completions);
+        // Not by what finished: it may be of a connection that was before.
+        if completions.len() != before {
+            self.failures.end();
+        }
+        if let Err(failed) = outcome {
             self.failed(setup, failed, completions);
         }
     }
@@ -129,17 +146,26 @@ impl DataPath {
     #[cold]
     fn failed(&mut self, setup: &Setup, failed: Failed, completions: &mut Vec<Completion>) {
         // If the server has gone, its control connection tells it better than the card does.
-        if let Some(lost) = self.session.lost() {
-            return self.reset(setup, None, Cause::of(lost), completions);
+        match self.session.lost() {
+            Some(lost) => self.reset(setup, None, Cause::of(lost), Duration::ZERO, completions),
+            None => self.breaks(setup, failed.first, &failed.status.why(), completions),
         }
-        let why = failed.status.why();
-        match failed.first {
-            Some(error) => {
-                tracing::debug!(server = %self.session.server(), %error, "a connection breaks");
-                let cause = Cause::Broken(format!("an earlier request failed: {why}"));
-                self.reset(setup, Some(error), cause, completions);
+    }
+
+    /// A connection breaks, though the memory server is there.
+    #[cold]
+    fn breaks(&mut self, setup: &Setup, first: Option<Error>, why: &str, completions: &mut Vec<Completion>) {
+        let now = Instant::now();
+        self.session.tell_failure(now, why);
+        match self.failures.add(now, setup.give_up_after) {
+            Next::GiveUp(lasted) => {
+                let why = format!("for {lasted:.0?} nothing but failures came over RDMA, while TCP works: {why}");
+                self.give_up(&why, completions);
             }
-            None => self.reset(setup, None, Cause::Broken(why), completions),
+            Next::ConnectAfter(rest) => {
+                let why = if first.is_some() { format!("an earlier request failed: {why}") } else { why.into() };
+                self.reset(setup, first, Cause::Broken(why), rest, completions);
+            }
         }
     }
 
@@ -158,6 +184,7 @@ impl DataPath {
                 }
                 Err(connecting) => self.state = State::Connecting(connecting),
             },
+            State::Resting { until, instead_of } if Instant::now() >= until => self.connect_anew(setup, instead_of),
             other => self.state = other,
         }
         if let State::Down(cause) = &self.state {
@@ -167,7 +194,7 @@ impl DataPath {
         if self.queue.is_waiting()
             && let Err(error) = self.queue.post_waiting()
         {
-            self.reset(setup, None, Cause::Broken(error.to_string()), completions);
+            self.breaks(setup, None, &error.to_string(), completions);
         }
     }
 
@@ -176,7 +203,7 @@ impl DataPath {
         if !matches!(self.state, State::Down(_))
             && let Some(lost) = self.session.lost()
         {
-            self.reset(setup, None, Cause::of(lost), completions);
+            self.reset(setup, None, Cause::of(lost), Duration::ZERO, completions);
         }
     }
 
@@ -189,9 +216,16 @@ impl DataPath {
         self.fail(Cause::Lost { address: self.session.address().into(), why: why.into() }, completions);
     }
 
-    /// Destroys the queue pair and fails all requests, the first one with an error of its own; then connects anew, if
+    /// Destroys the queue pair and fails all requests, the first one with an error of its own; then connects anew after a rest, if
     /// there is somebody to connect to.
-    fn reset(&mut self, setup: &Setup, first: Option<Error>, cause: Cause, completions: &mut Vec<Completion>) {
+    fn reset(
+        &mut self,
+        setup: &Setup,
+        first: Option<Error>,
+        cause: Cause,
+        rest: Duration,
+        completions: &mut Vec<Completion>,
+    ) {
         self.state = State::Down(cause.clone());
         let server = self.session.server();
         let theirs = self.queue.abort(first, |request| cause.error(server, request), completions);
@@ -201,7 +235,14 @@ impl DataPath {
         if self.queue.is_stuck() {
             return self.give_up("this machine's card does not end a connection; end this process", completions);
         }
-        if let Err(error) = self.ask_to_connect(setup, theirs) {
+        match rest.is_zero() {
+            true => self.connect_anew(setup, theirs),
+            false => self.state = State::Resting { until: Instant::now() + rest, instead_of: theirs },
+        }
+    }
+
+    fn connect_anew(&mut self, setup: &Setup, instead_of: Option<u32>) {
+        if let Err(error) = self.ask_to_connect(setup, instead_of) {
             self.state = State::Down(self.cut_off(error));
         }
     }
@@ -227,11 +268,14 @@ impl DataPath {
     /// take effect any more.
     pub(super) fn close(&mut self, setup: &Setup) -> Option<Awaited> {
         let closed = State::Down(Cause::Broken("the endpoint is gone".into()));
-        if let State::Connecting(connecting) = std::mem::replace(&mut self.state, closed) {
-            self.queue.connect(connecting.wait(setup, &self.session).ok()?);
+        let mut left = None;
+        match std::mem::replace(&mut self.state, closed) {
+            State::Connecting(connecting) => self.queue.connect(connecting.wait(setup, &self.session).ok()?),
+            State::Resting { instead_of, .. } => left = instead_of,
+            _ => {}
         }
         let broken = Cause::Broken("the endpoint is gone".into());
-        let theirs = self.queue.abort(None, |request| broken.error(self.session.server(), request), &mut Vec::new())?;
-        self.session.ask(&Question::Disconnect(u64::from(theirs))).ok()
+        let theirs = self.queue.abort(None, |request| broken.error(self.session.server(), request), &mut Vec::new());
+        self.session.ask(&Question::Disconnect(u64::from(theirs.or(left)?))).ok()
     }
 }

@@ -1,7 +1,7 @@
 //! A worker's endpoint: one completion queue, a path to every memory server, and a message connection to those it asks for one, memory
 //! servers and compute servers.
 
-use std::ptr::NonNull;
+use std::{ptr::NonNull, time::Duration};
 
 use hashbrown::HashSet;
 
@@ -41,6 +41,8 @@ pub(super) struct Setup {
     pub(super) reliability: Reliability,
     /// Requests in a queue pair.
     pub(super) depth: u32,
+    /// Nothing but failures for so long, and a memory server is given up.
+    pub(super) give_up_after: Duration,
     pub(super) inline_bytes: u32,
 }
 

@@ -4,6 +4,8 @@
 //! and tell address and key. The memory server says nothing on the connection before it knows that this side is ready: what
 //! comes before would be lost and sent again. A connection that breaks is not made anew here, but by whoever uses it.
 
+use std::time::Instant;
+
 use super::{
     connecting::Connection,
     control::{Answer, Question},
@@ -119,7 +121,11 @@ impl MessageConnection {
 
     pub(super) fn finished(&mut self, finished: Finished, completions: &mut Vec<Completion>) {
         if let Err(Failed { status, first }) = self.queue.finished(finished, completions) {
-            let cause = self.session.lost().map_or_else(|| Cause::Broken(status.why()), Cause::of);
+            let (lost, why) = (self.session.lost(), status.why());
+            if lost.is_none() {
+                self.session.tell_failure(Instant::now(), &why);
+            }
+            let cause = lost.map_or(Cause::Broken(why), Cause::of);
             self.abort(first, &cause, completions);
         }
     }

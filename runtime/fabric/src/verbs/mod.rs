@@ -8,7 +8,8 @@
 //! From the bottom up: `ib` wraps the C library; `control` is the protocol in which both sides prove that they know the
 //! cluster's [`Secret`]; `session` is a control connection as the compute server has it; `connecting` makes a reliable
 //! connection; `queue` is such a connection with its requests; `data_path` is a
-//! worker's way to a region, `message_connection` its [message connection](crate::connection); `endpoint` is all connections of a worker; `peers` finds compute servers that listen;
+//! worker's way to a region, `failures` what becomes of it when requests fail, `message_connection` its [message
+//! connection](crate::connection); `endpoint` is all connections of a worker; `peers` finds compute servers that listen;
 //! `server` is the memory server, and what of it a compute server needs that listens.
 //!
 //! What the fabric promises ([`Capabilities`](crate::Capabilities)): WRITEs and atomics are placed in order. Atomics
@@ -31,6 +32,7 @@ mod connecting;
 mod control;
 mod data_path;
 mod endpoint;
+mod failures;
 #[cfg(test)]
 mod fake;
 mod ib;
@@ -115,6 +117,9 @@ pub struct VerbsOptions {
     pub reliability: Reliability,
     /// Requests that a worker has in the card for each memory server; more wait their turn.
     pub queue_depth: u32,
+    /// When a memory server is given up to which TCP works and RDMA does not: once all that a worker asks of it has failed for so long. It is
+    /// [lost](Error::ServerLost) then. A minute; [`Duration::MAX`]: never.
+    pub give_up_after: Duration,
 }
 
 impl VerbsOptions {
@@ -126,6 +131,7 @@ impl VerbsOptions {
             device: DeviceChoice::default(),
             reliability: Reliability::default(),
             queue_depth: 128,
+            give_up_after: Duration::from_secs(60),
         }
     }
 }
@@ -141,6 +147,7 @@ pub struct VerbsFabric {
     local: Local,
     reliability: Reliability,
     queue_depth: u32,
+    give_up_after: Duration,
     known: Mutex<HashMap<OwnerId, Known>>,
 }
 
@@ -185,6 +192,7 @@ impl VerbsFabric {
             local,
             reliability: options.reliability,
             queue_depth: options.queue_depth,
+            give_up_after: options.give_up_after,
             known: Mutex::default(),
         })
     }
@@ -281,6 +289,7 @@ impl Fabric for VerbsFabric {
             completions: CompletionQueue::new(device, completions, None)?,
             reliability: self.reliability,
             depth: self.queue_depth,
+            give_up_after: self.give_up_after,
             inline_bytes: info.inline_bytes.min(INLINE_BYTES),
         };
         Ok(Box::new(VerbsEndpoint::connect(setup, &self.sessions, &self.peers, &self.losses)?))

@@ -27,6 +27,9 @@ pub(super) const SILENCE_LIMIT: Duration = Duration::from_secs(1);
 /// and who asked wants to hear that. In tests one that answers late never is too late.
 const CONNECTING_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 60 } else { 3 });
 
+/// For so long after a failure was told, nothing is said of others.
+const TELL_AGAIN_AFTER: Duration = Duration::from_secs(10);
+
 /// How many control connections of a fabric are lost; an endpoint looks when the number changes.
 pub(super) type Losses = Arc<AtomicU64>;
 
@@ -44,6 +47,8 @@ struct Shared {
     hello_ack: HelloAck,
     losses: Losses,
     line: Mutex<Line>,
+    /// When it was told last that requests to the memory server fail.
+    told_at: Mutex<Option<Instant>>,
 }
 
 #[derive(Debug)]
@@ -164,6 +169,7 @@ impl Session {
             hello_ack,
             losses: Arc::clone(losses),
             line: Mutex::new(line),
+            told_at: Mutex::default(),
         });
         let of_reader = Arc::clone(&shared);
         let reader = std::thread::Builder::new()
@@ -232,6 +238,16 @@ impl Session {
         lock(&self.shared.line).is_given_up
     }
 
+    /// Tells that a request has failed, though this connection is not known to be lost: of all workers' failures now and then one.
+    pub(super) fn tell_failure(&self, now: Instant, why: &str) {
+        let Shared { whose, address, told_at, .. } = &*self.shared;
+        if is_told(&mut lock(told_at), now) {
+            tracing::warn!(server = %whose, address, why, "requests fail over RDMA, while TCP works; they are tried again");
+        } else {
+            tracing::debug!(server = %whose, address, why, "a connection breaks");
+        }
+    }
+
     /// Asks, without waiting for the answer. While the other side does not answer at all, only what must arrive is sent: questions that
     /// nobody reads fill the way there, and once it is full the connection is lost.
     pub(super) fn ask(&self, question: &Question) -> Result<Awaited, Error> {
@@ -245,6 +261,15 @@ impl Session {
         let answers = line.ask(question).map_err(|error| self.shared.lost(&error.to_string()))?;
         Ok(Awaited { answers, shared: Arc::clone(&self.shared) })
     }
+}
+
+/// Whether a failure is worth a warning: the first one, and then one after some time.
+fn is_told(told_at: &mut Option<Instant>, now: Instant) -> bool {
+    let is_due = told_at.is_none_or(|told_at| now.saturating_duration_since(told_at) >= TELL_AGAIN_AFTER);
+    if is_due {
+        *told_at = Some(now);
+    }
+    is_due
 }
 
 fn limit(question: &Question) -> Duration {
@@ -521,6 +546,13 @@ mod tests {
         assert_eq!(served.next(), Some(lives));
         served.say(&Answer::Lives(false));
         assert_eq!(again.wait().unwrap(), Answer::Lives(false));
+    }
+
+    #[test]
+    fn of_many_failures_few_are_told() {
+        let (mut told_at, start) = (None, Instant::now());
+        let told: Vec<_> = (0..30).filter(|&after| is_told(&mut told_at, start + Duration::from_secs(after))).collect();
+        assert_eq!(told, [0, 10, 20]);
     }
 
     /// What was made for somebody who has given up, before or after the answer came, is taken back.

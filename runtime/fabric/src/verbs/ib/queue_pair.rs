@@ -55,7 +55,7 @@ pub struct Reliability {
 }
 
 impl Default for Reliability {
-    /// Gives up within a second, and survives a loss of one packet in ten.
+    /// Gives up after a second at the least: a card may wait up to four times as long. Survives a loss of one packet in ten.
     fn default() -> Self {
         Self { answer_within: Duration::from_millis(100), retries: 6 }
     }

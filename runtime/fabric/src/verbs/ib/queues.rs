@@ -52,8 +52,9 @@ impl Status {
                                               under this key. Was the server restarted? Connect anew"
                 .into(),
             status::IBV_WC_RETRY_EXC_ERR => "the memory server's card did not answer, again and again: its process has \
-                                             ended, or the network between is down. Check `farlink devices` and `ping` on \
-                                             both sides, then connect anew"
+                                             ended, or the network between does not carry RDMA. Check `farlink devices` on both \
+                                             sides (an active port, addresses of one version), UDP port 4791 in firewalls, and \
+                                             `ibv_rc_pingpong`"
                 .into(),
             status::IBV_WC_WR_FLUSH_ERR => "the connection was torn down before it was carried out".into(),
             status::IBV_WC_LOC_PROT_ERR => "its local buffer is not registered with this device".into(),

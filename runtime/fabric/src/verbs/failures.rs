@@ -1,0 +1,100 @@
+//! Failures that follow one another on a worker's way to a memory server: how long it rests after them, and when it is given up.
+//!
+//! A request that fails is posted again, by whoever posted it, for as long as the memory server is not lost. Where RDMA does not work while
+//! TCP does, that would be for ever and without a word; where it fails at once, as fast as queue pairs can be made.
+
+use std::time::{Duration, Instant};
+
+/// The rest after the second failure in a row; after each one more it is twice as long.
+const REST: Duration = Duration::from_millis(1);
+/// The longest rest.
+const REST_MAX: Duration = Duration::from_millis(100);
+/// Fewer than these prove nothing, however much time is between them.
+const GIVEN_UP_MIN: u32 = 3;
+
+/// The failures of one way.
+#[derive(Debug, Default)]
+pub(super) struct Failures {
+    run: Option<Run>,
+}
+
+/// Those since anything was carried out.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    since: Instant,
+    count: u32,
+}
+
+/// How it goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// With a new connection, after this time.
+    ConnectAfter(Duration),
+    /// Not at all: for so long there was nothing but failures.
+    GiveUp(Duration),
+}
+
+impl Failures {
+    /// Something was carried out.
+    #[inline]
+    pub(super) fn end(&mut self) {
+        if self.run.is_some() {
+            self.run = None;
+        }
+    }
+
+    /// One more. Nothing but failures for `limit` is the end.
+    pub(super) fn add(&mut self, now: Instant, limit: Duration) -> Next {
+        let run = self.run.get_or_insert(Run { since: now, count: 0 });
+        run.count = run.count.saturating_add(1);
+        let (lasted, others) = (now.saturating_duration_since(run.since), run.count - 1);
+        if run.count >= GIVEN_UP_MIN && lasted >= limit {
+            Next::GiveUp(lasted)
+        } else {
+            // The first may be anybody's: a connection that a restart or a lost packet has broken is made anew at once.
+            let rest =
+                others.checked_sub(1).map_or(Duration::ZERO, |doubled| REST.saturating_mul(1 << doubled.min(16)));
+            Next::ConnectAfter(rest.min(REST_MAX))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn rests_grow_until_something_is_carried_out() {
+        let (mut failures, mut now) = (Failures::default(), Instant::now());
+        let mut next = || {
+            let Next::ConnectAfter(rest) = failures.add(now, LIMIT) else { panic!("given up") };
+            now += rest;
+            rest.as_millis()
+        };
+        let rests: Vec<_> = (0..100).map(|_| next()).collect();
+        assert_eq!(rests[..9], [0, 1, 2, 4, 8, 16, 32, 64, 100]);
+        assert!(rests[9..].iter().all(|&rest| rest == 100));
+        failures.end();
+        assert_eq!(failures.add(now, LIMIT), Next::ConnectAfter(Duration::ZERO));
+    }
+
+    #[test]
+    fn nothing_but_failures_for_long_is_the_end() {
+        let start = Instant::now();
+        let goes_on = |next| matches!(next, Next::ConnectAfter(_));
+        let mut failures = Failures::default();
+        assert!(goes_on(failures.add(start, LIMIT)));
+        assert!(goes_on(failures.add(start + LIMIT * 2, LIMIT)), "two are few");
+        assert_eq!(failures.add(start + LIMIT * 2, LIMIT), Next::GiveUp(LIMIT * 2));
+        let mut failures = Failures::default();
+        for seconds in [0, 20, 40, 59] {
+            assert!(goes_on(failures.add(start + Duration::from_secs(seconds), LIMIT)), "{seconds} s");
+        }
+        assert_eq!(failures.add(start + LIMIT, LIMIT), Next::GiveUp(LIMIT));
+        failures.end();
+        assert!((0..10).all(|_| goes_on(failures.add(start + LIMIT * 3, LIMIT))));
+        assert!(goes_on(failures.add(start + LIMIT * 1000, Duration::MAX)), "never is never");
+    }
+}
