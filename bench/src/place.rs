@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use clap::Args;
+use clap::{Args, value_parser};
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::error::Error as RuntimeError;
 use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
@@ -88,16 +88,34 @@ pub(crate) struct WaitArgs {
 /// How to use RDMA here.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 pub(crate) struct VerbsArgs {
-    /// The RDMA device, as `farlink devices` lists it; the first with an active port.
-    #[arg(long, value_name = "NAME")]
-    pub(crate) device: Option<String>,
-    /// The device's address, by its index; the best for RoCE v2.
-    #[arg(long, value_name = "INDEX")]
-    pub(crate) gid_index: Option<u8>,
+    #[command(flatten)]
+    pub(crate) card: CardArgs,
     /// A file with the cluster's secret, which all its servers must know. Without it, the variable FARLINK_SECRET.
     #[arg(long, value_name = "FILE")]
     pub(crate) secret_file: Option<PathBuf>,
 }
+
+/// This machine's end of RDMA.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct CardArgs {
+    /// The RDMA device, as `farlink devices` lists it; the first with an active port.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) device: Option<String>,
+    /// The device's port, from 1; the first that is active.
+    #[arg(long, value_name = "NUMBER", value_parser = value_parser!(u8).range(1..))]
+    pub(crate) port: Option<u8>,
+    /// The port's address, by its index; the best for RoCE v2.
+    #[arg(long, value_name = "INDEX")]
+    pub(crate) gid_index: Option<u8>,
+    /// The network may place WRITEs of one connection in another order, as those with adaptive routing do: do not rely on it. To be given to
+    /// all memory servers and to all who connect to them.
+    #[arg(long)]
+    pub(crate) unordered: bool,
+}
+
+/// Names [`VerbsArgs`] in messages.
+pub(crate) const VERBS_OPTIONS: &str = "--device, --port, --gid-index, --unordered and --secret-file";
 
 impl VerbsArgs {
     pub(crate) fn is_given(&self) -> bool {
@@ -149,7 +167,7 @@ impl fmt::Debug for SharedSecret {
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Place {
     Folder(PathBuf),
-    Verbs { servers: Vec<String>, device: Option<String>, gid_index: Option<u8>, secret: SharedSecret },
+    Verbs { servers: Vec<String>, card: CardArgs, secret: SharedSecret },
 }
 
 impl Place {
@@ -159,8 +177,7 @@ impl Place {
             Address::Folder(dir) => {
                 ensure!(
                     !verbs.is_given(),
-                    "--device, --gid-index and --secret-file are for a cluster that is reached over RDMA: \
-                     --connect {SCHEME}HOST:PORT"
+                    "{VERBS_OPTIONS} are for a cluster that is reached over RDMA: --connect {SCHEME}HOST:PORT"
                 );
                 Ok(Self::Folder(dir.clone()))
             }
@@ -171,8 +188,7 @@ impl Place {
                          `farlink serve` was given or has printed"
                     )
                 })?;
-                let (device, gid_index) = (verbs.device.clone(), verbs.gid_index);
-                Ok(Self::Verbs { servers: servers.clone(), device, gid_index, secret })
+                Ok(Self::Verbs { servers: servers.clone(), card: verbs.card.clone(), secret })
             }
         }
     }
@@ -197,9 +213,7 @@ impl Place {
     pub(crate) fn fabric(&self, options: MemOptions) -> anyhow::Result<Arc<dyn Fabric>> {
         match self {
             Self::Folder(dir) => Ok(Arc::new(MemFabric::open(dir, options)?)),
-            Self::Verbs { servers, device, gid_index, secret } => {
-                rdma::fabric(servers, device.as_deref(), *gid_index, &secret.0)
-            }
+            Self::Verbs { servers, card, secret } => rdma::fabric(servers, card, &secret.0),
         }
     }
 }

@@ -8,36 +8,32 @@ use farlink_runtime::fabric::Fabric;
 #[cfg(feature = "verbs")]
 use farlink_runtime::fabric::verbs::{DeviceChoice, Secret, VerbsFabric, VerbsOptions};
 
+use crate::place::CardArgs;
+
 #[cfg(not(feature = "verbs"))]
 pub(crate) const BUILD: &str = "this farlink was built without RDMA; build it with `cargo build --release -p farlink --features \
                      verbs` (on Debian that needs libibverbs-dev, librdmacm-dev, pkg-config and libclang-14-dev, and \
                      LIBCLANG_PATH=/usr/lib/llvm-14/lib)";
 
 #[cfg(feature = "verbs")]
-pub(crate) fn choice(device: Option<&str>, gid_index: Option<u8>) -> DeviceChoice {
-    DeviceChoice { name: device.map(str::to_owned), port: None, gid_index }
+pub(crate) fn choice(card: &CardArgs) -> DeviceChoice {
+    DeviceChoice { name: card.device.clone(), port: card.port, gid_index: card.gid_index }
+}
+
+/// How to reach memory servers over RDMA.
+#[cfg(feature = "verbs")]
+pub(crate) fn options(servers: &[String], card: &CardArgs, secret: &Secret) -> VerbsOptions {
+    let defaults = VerbsOptions::new(servers.iter().cloned(), secret.clone());
+    VerbsOptions { device: choice(card), ordered: !card.unordered, ..defaults }
 }
 
 #[cfg(not(feature = "verbs"))]
-pub(crate) fn fabric(
-    _servers: &[String],
-    _device: Option<&str>,
-    _gid_index: Option<u8>,
-    _secret: &str,
-) -> anyhow::Result<Arc<dyn Fabric>> {
+pub(crate) fn fabric(_servers: &[String], _card: &CardArgs, _secret: &str) -> anyhow::Result<Arc<dyn Fabric>> {
     bail!(BUILD)
 }
 
 #[cfg(feature = "verbs")]
 /// The way to memory servers over RDMA.
-pub(crate) fn fabric(
-    servers: &[String],
-    device: Option<&str>,
-    gid_index: Option<u8>,
-    secret: &str,
-) -> anyhow::Result<Arc<dyn Fabric>> {
-    let secret = Secret::new(secret.as_bytes())?;
-    let options =
-        VerbsOptions { device: choice(device, gid_index), ..VerbsOptions::new(servers.iter().cloned(), secret) };
-    Ok(Arc::new(VerbsFabric::connect(&options)?))
+pub(crate) fn fabric(servers: &[String], card: &CardArgs, secret: &str) -> anyhow::Result<Arc<dyn Fabric>> {
+    Ok(Arc::new(VerbsFabric::connect(&options(servers, card, &Secret::new(secret.as_bytes())?))?))
 }

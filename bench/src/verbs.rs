@@ -31,12 +31,12 @@ mod with {
     use farlink_offload::ship::{Registry, ShipServer};
     use farlink_runtime::error::Error;
     use farlink_runtime::fabric::verbs::{
-        self, DeviceInfo, PortInfo, PortState, Secret, VerbsFabric, VerbsOptions, VerbsServeOptions, VerbsServer,
+        self, DeviceInfo, PortInfo, PortState, Secret, VerbsFabric, VerbsServeOptions, VerbsServer,
     };
 
     use crate::args::{DevicesArgs, ServeArgs};
     use crate::place::SECRET_VARIABLE;
-    use crate::rdma::choice;
+    use crate::rdma::{self, choice};
     use crate::serve::{self, StopSignals, announce_ready};
     use crate::units::show_bytes;
 
@@ -60,7 +60,8 @@ mod with {
             servers: args.servers as usize,
             bytes: args.bytes.unwrap_or(defaults.bytes),
             listen: args.listen.unwrap_or(defaults.listen),
-            device: choice(args.verbs.device.as_deref(), args.verbs.gid_index),
+            device: choice(&args.verbs.card),
+            ordered: !args.verbs.card.unordered,
             ..defaults
         };
         let server = farlink_runtime::server::serve_verbs(&options, args.records.unwrap_or_default())?;
@@ -84,10 +85,7 @@ mod with {
     /// all servers, this one too.
     fn ship(server: &VerbsServer, args: &ServeArgs, secret: &Secret, registry: Registry) -> Result<ShipServer, Error> {
         let servers = if args.cluster.is_empty() { vec![server.address().to_string()] } else { args.cluster.clone() };
-        let options = VerbsOptions {
-            device: choice(args.verbs.device.as_deref(), args.verbs.gid_index),
-            ..VerbsOptions::new(servers, secret.clone())
-        };
+        let options = rdma::options(&servers, &args.verbs.card, secret);
         let listener = server.listen(&serve::listen_options(args.threads))?;
         serve::ship_at(listener, server.memory(), registry, args.lock_wait, move || {
             Ok(Arc::new(VerbsFabric::connect(&options)?))

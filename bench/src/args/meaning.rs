@@ -7,7 +7,7 @@ use anyhow::{Context as _, bail, ensure};
 
 use super::bench::{BenchArgs, CacheSize, DistributionChoice};
 use crate::load_choice::{LoadChoice, fill_of, require_order_of_inserts};
-use crate::place::Address;
+use crate::place::{Address, VERBS_OPTIONS};
 use crate::plan::{AdmissionChoice, CACHE_BYTES_MIN, Limit, Load, PlacementChoice, Plan, PolicyChoice, Validation};
 use crate::program::{Kind, Programs};
 use crate::subject::{AccessMode, Distribution, InsertOrder, Setting};
@@ -58,7 +58,7 @@ impl BenchArgs {
         require_order_of_inserts(self.load, self.insert_order)?;
         ensure!(
             matches!(self.connect, Some(Address::Verbs(_))) || !self.verbs.is_given(),
-            "--device, --gid-index and --secret-file go with --connect verbs://HOST:PORT"
+            "{VERBS_OPTIONS} go with --connect verbs://HOST:PORT"
         );
         ensure!(
             self.distribution == DistributionChoice::Zipf || self.theta.is_none(),
@@ -361,6 +361,8 @@ mod tests {
             ("--distribution uniform --theta 0.5", "--theta is for --distribution zipf"),
             ("--device rxe0", "go with --connect verbs://"),
             ("--connect d --gid-index 1", "go with --connect verbs://"),
+            ("--port 2", "go with --connect verbs://"),
+            ("--unordered", "go with --connect verbs://"),
             ("--secret-file s", "go with --connect verbs://"),
             ("--connect d --servers 3", "cannot be used with"),
         ] {

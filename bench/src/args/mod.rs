@@ -14,7 +14,7 @@ pub(crate) use self::bench::BenchArgs;
 pub(crate) use self::chaos::ChaosArgs;
 pub(crate) use self::serve::{FabricChoice, ServeArgs};
 use crate::figure::FigureArgs;
-use crate::place::{Address, ConnectArgs, VerbsArgs, WaitArgs};
+use crate::place::{Address, ConnectArgs, VERBS_OPTIONS, VerbsArgs, WaitArgs};
 
 /// Link-based data structures in disaggregated memory: serve memory, measure, check.
 #[derive(Debug, Parser)]
@@ -113,10 +113,7 @@ impl ListArgs {
     /// The cluster, if one is named.
     pub(crate) fn cluster(&self) -> anyhow::Result<Option<ConnectArgs>> {
         let Some(connect) = self.connect.clone() else {
-            ensure!(
-                !self.verbs.is_given(),
-                "--device, --gid-index and --secret-file go with --connect verbs://HOST:PORT"
-            );
+            ensure!(!self.verbs.is_given(), "{VERBS_OPTIONS} go with --connect verbs://HOST:PORT");
             return Ok(None);
         };
         Ok(Some(ConnectArgs { connect, verbs: self.verbs.clone(), wait: self.wait.clone() }))

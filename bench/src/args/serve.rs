@@ -8,7 +8,7 @@ use anyhow::ensure;
 use clap::{Args, ValueEnum, value_parser};
 use farlink_runtime::layout::Records;
 
-use crate::place::VerbsArgs;
+use crate::place::{VERBS_OPTIONS, VerbsArgs};
 use crate::units::{parse_bytes, parse_duration};
 
 /// How memory is reached.
@@ -79,7 +79,7 @@ impl ServeArgs {
             FabricChoice::Mem => {
                 ensure!(
                     self.listen.is_none() && !self.verbs.is_given() && self.cluster.is_empty(),
-                    "--listen, --device, --gid-index, --secret-file and --cluster are for --fabric verbs"
+                    "{VERBS_OPTIONS}, --listen and --cluster are for --fabric verbs"
                 );
                 ensure!(self.dir.is_some(), "--dir is missing: the cluster's folder, the same for all its servers");
             }
@@ -114,7 +114,7 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert!(parse("--dir d --server 1 --servers 2 --bytes 1GiB --ephemeral").is_ok());
-        assert!(parse("--fabric verbs --listen 127.0.0.1:0 --device rxe0").is_ok());
+        assert!(parse("--fabric verbs --listen 127.0.0.1:0 --device rxe0 --port 2 --unordered").is_ok());
         assert!(parse("--fabric verbs --threads 2").is_ok());
         assert!(parse("--fabric verbs --threads 2 --servers 2 --cluster a:1,b:1").is_ok());
         for (args, says) in [
@@ -122,6 +122,8 @@ mod tests {
             ("--dir d --listen 127.0.0.1:0", "for --fabric verbs"),
             ("--fabric verbs --dir d", "for --fabric mem"),
             ("--dir d --cluster a:1", "for --fabric verbs"),
+            ("--dir d --port 1", "for --fabric verbs"),
+            ("--dir d --unordered", "for --fabric verbs"),
             ("--fabric verbs --servers 2 --threads 1", "--cluster is missing"),
         ] {
             assert!(parse(args).unwrap_err().to_string().contains(says), "{args}");

@@ -7,10 +7,12 @@ use std::{
 };
 
 use farlink_runtime::{
+    clock::Clock,
     compute::{ComputeOptions, ComputeServer},
     fabric::{
         Error, Fabric, Liveness, Verb,
-        verbs::{DeviceChoice, Secret, VerbsFabric},
+        listener::ListenOptions,
+        verbs::{DeviceChoice, Secret, VerbsFabric, VerbsOptions, VerbsServeOptions},
     },
     layout::Records,
     lock::OwnerId,
@@ -168,14 +170,26 @@ fn a_cluster_works_over_verbs() {
     if !scene::has_device() {
         return;
     }
-    let servers = [0, 1].map(|server| serve_verbs(&serve_options(server, 2), Records::All).unwrap());
-    let fabric = connect(&[&servers[0], &servers[1]]);
-    let compute = ComputeServer::join(fabric, ComputeOptions::default()).unwrap();
-    let worker = compute.worker().unwrap();
-    assert!(worker.block_on(farlink_runtime::catalog::list(&worker)).unwrap().is_empty());
-    drop(worker);
-    drop(compute);
-    eventually("all is given back", || servers.iter().all(|server| server.connected() == 0));
+    for ordered in [true, false] {
+        let servers = [0, 1].map(|server| {
+            let options = VerbsServeOptions { ordered, ..serve_options(server, 2) };
+            serve_verbs(&options, Records::All).unwrap()
+        });
+        let options = VerbsOptions { ordered, ..scene::options_to(&[&servers[0], &servers[1]]) };
+        let fabric = Arc::new(VerbsFabric::connect(&options).unwrap());
+        let compute = ComputeServer::join(Arc::clone(&fabric) as _, ComputeOptions::default()).unwrap();
+        let worker = compute.worker().unwrap();
+        assert!(worker.block_on(farlink_runtime::catalog::list(&worker)).unwrap().is_empty());
+        // Of all kinds of endpoints there are.
+        assert_eq!(worker.capabilities().ordered_writes, ordered);
+        let options = ListenOptions::default();
+        for listener in [servers[0].listen(&options).unwrap(), compute.listen(&options).unwrap()] {
+            let endpoint = listener.endpoint(0, 0, Clock::monotonic()).unwrap();
+            assert_eq!(endpoint.capabilities().ordered_writes, ordered);
+        }
+        drop((worker, compute, fabric));
+        eventually("all is given back", || servers.iter().all(|server| server.connected() == 0));
+    }
 }
 
 /// It is cut off, not gone: it must not take itself for alive.

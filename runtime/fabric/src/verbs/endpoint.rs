@@ -43,6 +43,8 @@ pub(super) struct Setup {
     pub(super) depth: u32,
     /// Nothing but failures for so long, and a memory server is given up.
     pub(super) give_up_after: Duration,
+    /// Whether WRITEs are placed in the order of their posting.
+    pub(super) ordered: bool,
     pub(super) inline_bytes: u32,
 }
 
@@ -63,13 +65,14 @@ pub(super) fn options(depth: u32, inline_bytes: u32) -> QueuePairOptions {
 /// sends what those carry out.
 pub(super) fn capabilities(
     atomics: impl IntoIterator<Item = Atomics>,
+    ordered: bool,
     inline_bytes: u32,
     gather_max: u32,
 ) -> Capabilities {
     let global = atomics.into_iter().min() == Some(Atomics::Global);
     Capabilities {
-        // A reliable connection, and memory registered without relaxed ordering.
-        ordered_writes: true,
+        // The cards' part: a reliable connection, and memory registered without relaxed ordering. The network's part has to be told.
+        ordered_writes: ordered,
         atomic_against_writes: global,
         atomic_against_cpu: global,
         inline_bytes: inline_bytes as usize,
@@ -227,7 +230,7 @@ pub(super) fn outside(at: RemotePtr, verb: &Verb) -> Box<Error> {
 impl Endpoint for VerbsEndpoint {
     fn capabilities(&self) -> Capabilities {
         let atomics = self.sessions.iter().map(|session| session.hello_ack().atomics);
-        capabilities(atomics, self.setup.inline_bytes, 1)
+        capabilities(atomics, self.setup.ordered, self.setup.inline_bytes, 1)
     }
 
     unsafe fn register(&mut self, base: NonNull<u64>, words: usize) -> Result<LocalKey, Error> {
@@ -385,7 +388,7 @@ mod tests {
         use Atomics::{Device, Global, None};
         let global = |atomics: &[Atomics]| {
             let Capabilities { atomic_against_writes, atomic_against_cpu, .. } =
-                capabilities(atomics.iter().copied(), 64, 1);
+                capabilities(atomics.iter().copied(), true, 64, 1);
             assert_eq!(atomic_against_writes, atomic_against_cpu);
             atomic_against_cpu
         };
@@ -393,7 +396,9 @@ mod tests {
         for mixed in [&[Device][..], &[Global, Device], &[Device, Global, Global], &[Global, None], &[]] {
             assert!(!global(mixed), "{mixed:?}");
         }
-        let Capabilities { ordered_writes, inline_bytes, gather_max, .. } = capabilities([Device], 64, 7);
-        assert_eq!((ordered_writes, inline_bytes, gather_max), (true, 64, 7));
+        for ordered in [true, false] {
+            let Capabilities { ordered_writes, inline_bytes, gather_max, .. } = capabilities([Device], ordered, 64, 7);
+            assert_eq!((ordered_writes, inline_bytes, gather_max), (ordered, 64, 7));
+        }
     }
 }

@@ -12,7 +12,8 @@
 //! connection](crate::connection); `endpoint` is all connections of a worker; `peers` finds compute servers that listen;
 //! `server` is the memory server, and what of it a compute server needs that listens.
 //!
-//! What the fabric promises ([`Capabilities`](crate::Capabilities)): WRITEs and atomics are placed in order. Atomics
+//! What the fabric promises ([`Capabilities`](crate::Capabilities)): WRITEs and atomics are placed in order, unless its options say that the
+//! network does not keep it. Atomics
 //! are atomic against WRITEs and CPUs only if all memory servers' devices say so (`IBV_ATOMIC_GLOB`); SoftRoCE and most cards do not.
 //!
 //! # Who is dead
@@ -120,6 +121,8 @@ pub struct VerbsOptions {
     /// When a memory server is given up to which TCP works and RDMA does not: once all that a worker asks of it has failed for so long. It is
     /// [lost](Error::ServerLost) then. A minute; [`Duration::MAX`]: never.
     pub give_up_after: Duration,
+    /// Whether WRITEs of one queue pair are placed in the order of their posting; see [`VerbsServeOptions::ordered`].
+    pub ordered: bool,
 }
 
 impl VerbsOptions {
@@ -132,6 +135,7 @@ impl VerbsOptions {
             reliability: Reliability::default(),
             queue_depth: 128,
             give_up_after: Duration::from_secs(60),
+            ordered: true,
         }
     }
 }
@@ -148,6 +152,7 @@ pub struct VerbsFabric {
     reliability: Reliability,
     queue_depth: u32,
     give_up_after: Duration,
+    ordered: bool,
     known: Mutex<HashMap<OwnerId, Known>>,
 }
 
@@ -193,6 +198,7 @@ impl VerbsFabric {
             reliability: options.reliability,
             queue_depth: options.queue_depth,
             give_up_after: options.give_up_after,
+            ordered: options.ordered,
             known: Mutex::default(),
         })
     }
@@ -290,6 +296,7 @@ impl Fabric for VerbsFabric {
             reliability: self.reliability,
             depth: self.queue_depth,
             give_up_after: self.give_up_after,
+            ordered: self.ordered,
             inline_bytes: info.inline_bytes.min(INLINE_BYTES),
         };
         Ok(Box::new(VerbsEndpoint::connect(setup, &self.sessions, &self.peers, &self.losses)?))
@@ -335,7 +342,7 @@ impl Fabric for VerbsFabric {
 
     fn peer_listener(&self, owner: OwnerId, options: &ListenOptions) -> Result<Box<dyn Listener>, Error> {
         options.validate()?;
-        let common = (&self.secret, self.reliability);
+        let common = (&self.secret, self.reliability, self.ordered);
         let device = (&self.domain, &self.local);
         Ok(Box::new(PeerListener::start(owner, &self.sessions, common, device, options)?))
     }

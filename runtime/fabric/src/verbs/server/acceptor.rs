@@ -41,6 +41,8 @@ const NOTIFICATIONS_MAX: u32 = 1024;
 #[derive(Debug)]
 pub(super) struct Acceptor {
     pub(super) connection_bytes: usize,
+    /// Whether WRITEs are placed in the order of their posting.
+    pub(super) ordered: bool,
     pub(super) domains: Vec<EndpointDomain>,
     open: AtomicBool,
 }
@@ -185,10 +187,16 @@ impl Made {
 
 impl Acceptor {
     /// An acceptor of so many endpoints, on the memory server's device.
-    pub(super) fn new(device: &Arc<Device>, memory: &LocalMemory, options: &ListenOptions) -> Result<Arc<Self>, Error> {
+    pub(super) fn new(
+        device: &Arc<Device>,
+        memory: &LocalMemory,
+        ordered: bool,
+        options: &ListenOptions,
+    ) -> Result<Arc<Self>, Error> {
         let new = |_| EndpointDomain::new(device, memory);
         let domains = (0..options.endpoints).map(new).collect::<Result<_, Error>>()?;
-        Ok(Arc::new(Self { connection_bytes: options.connection_bytes, domains, open: AtomicBool::new(true) }))
+        let (connection_bytes, open) = (options.connection_bytes, AtomicBool::new(true));
+        Ok(Arc::new(Self { connection_bytes, ordered, domains, open }))
     }
 
     pub(super) fn is_open(&self) -> bool {

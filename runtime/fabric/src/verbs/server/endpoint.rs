@@ -195,7 +195,8 @@ impl VerbsServerEndpoint {
 impl Endpoint for VerbsServerEndpoint {
     fn capabilities(&self) -> Capabilities {
         let domain = self.domain();
-        capabilities([domain.domain.device().info().atomics], domain.inline_bytes(), domain.source.gather_max)
+        let atomics = [domain.domain.device().info().atomics];
+        capabilities(atomics, self.acceptor.ordered, domain.inline_bytes(), domain.source.gather_max)
     }
 
     unsafe fn register(&mut self, base: NonNull<u64>, words: usize) -> Result<LocalKey, Error> {

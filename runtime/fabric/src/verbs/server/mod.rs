@@ -55,6 +55,10 @@ pub struct VerbsServeOptions {
     pub device: DeviceChoice,
     /// When a connection that does not answer is taken for dead.
     pub reliability: Reliability,
+    /// Whether WRITEs of one queue pair are placed in the order of their posting, as on a plain network. One with adaptive routing takes their
+    /// packets over several ways, and cards may then place a later WRITE first: say false, here and in the options of all compute servers
+    /// ([`VerbsOptions::ordered`](super::VerbsOptions::ordered)). What has to come in order then waits for what it follows.
+    pub ordered: bool,
 }
 
 impl VerbsServeOptions {
@@ -68,6 +72,7 @@ impl VerbsServeOptions {
             listen: (Ipv4Addr::LOCALHOST, DEFAULT_PORT).into(),
             device: DeviceChoice::default(),
             reliability: Reliability::default(),
+            ordered: true,
         }
     }
 }
@@ -140,7 +145,8 @@ impl VerbsServer {
         let listener = TcpListener::bind(options.listen).map_err(listening())?;
         let domain = Domain::new(&device)?;
         let memory = Memory::new(&domain, place.bytes, format)?;
-        let serving = Serving::new((&options.secret, options.reliability), place, domain, local, memory)?;
+        let common = (&options.secret, options.reliability, options.ordered);
+        let serving = Serving::new(common, place, domain, local, memory)?;
         let accepting = Accepting::start(serving, listener)?;
         tracing::info!(server = %place.whose, address = %accepting.address, bytes = place.bytes, "memory server started");
         Ok(Self { accepting })
@@ -236,7 +242,8 @@ impl Accepting {
             let why = format!("{} listens already", self.serving.place.whose);
             return Err(Error::BadOption { option: "server", why });
         }
-        let acceptor = Acceptor::new(self.serving.open_device(), &self.serving.memory(), options)?;
+        let serving = &self.serving;
+        let acceptor = Acceptor::new(serving.open_device(), &serving.memory(), serving.ordered, options)?;
         *hangs = Some(Arc::clone(&acceptor));
         Ok(Box::new(VerbsListener::new(&self.serving, acceptor)))
     }

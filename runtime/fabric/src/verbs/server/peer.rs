@@ -37,15 +37,15 @@ impl PeerListener {
     pub(in super::super) fn start(
         owner: OwnerId,
         sessions: &[Arc<Session>],
-        (secret, reliability): (&Secret, Reliability),
+        common: (&Secret, Reliability, bool),
         (domain, local): (&Arc<Domain>, &Local),
         options: &ListenOptions,
     ) -> Result<Self, Error> {
         let everywhere = [IpAddr::from(Ipv6Addr::UNSPECIFIED), Ipv4Addr::UNSPECIFIED.into()];
         let listener = TcpListener::bind(&everywhere.map(|host| SocketAddr::new(host, 0))[..])
             .map_err(Error::io("listening for compute servers"))?;
-        let place = Place { whose: ListenerId::Compute(owner), servers: 0, cluster: secret.cluster(), bytes: 0 };
-        let serving = Serving::new((secret, reliability), place, Arc::clone(domain), local.clone(), Memory::none())?;
+        let place = Place { whose: ListenerId::Compute(owner), servers: 0, cluster: common.0.cluster(), bytes: 0 };
+        let serving = Serving::new(common, place, Arc::clone(domain), local.clone(), Memory::none())?;
         let accepting = Accepting::start(serving, listener)?;
         let (port, listener) = (accepting.address.port(), accepting.listen(options)?);
         // The first of them says whether it listens already: there it is, before the others are told.

@@ -44,6 +44,8 @@ pub(super) struct Serving {
     pub(super) place: Place,
     secret: Secret,
     reliability: Reliability,
+    /// Whether WRITEs are placed in the order of their posting.
+    pub(super) ordered: bool,
     local: Local,
     state: Mutex<State>,
     /// Where workers ask for message connections, if it takes messages.
@@ -86,7 +88,7 @@ impl Held {
 
 impl Serving {
     pub(super) fn new(
-        (secret, reliability): (&Secret, Reliability),
+        (secret, reliability, ordered): (&Secret, Reliability, bool),
         place: Place,
         domain: Arc<Domain>,
         local: Local,
@@ -98,6 +100,7 @@ impl Serving {
             place,
             secret: secret.clone(),
             reliability,
+            ordered,
             local,
             state: Mutex::default(),
             acceptor: Mutex::default(),
