@@ -80,7 +80,7 @@ pub(super) fn carry_out_now(
     let words = |at: RemotePtr, count: usize| memory.words(at, count).ok_or_else(Interrupt::conflict);
     let unlock = |pages: &[Changed]| {
         pages.iter().try_for_each(|page| {
-            words(page.at, 1)?[0].store(page.lock.word(), Ordering::Release);
+            set(&words(page.at, 1)?[0], page.lock.word(), Ordering::Release);
             Ok::<_, Interrupt>(())
         })
     };
@@ -90,7 +90,7 @@ pub(super) fn carry_out_now(
     for (index, page) in changed.iter().enumerate() {
         let (before, ours) = (page.lock.word(), page.ours(owner).word());
         let lock = &words(page.at, 1)?[0];
-        if lock.compare_exchange(before, ours, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        if lives() && lock.compare_exchange(before, ours, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             unlock(&changed[..index])?;
             return Err(Interrupt::conflict());
         }
@@ -108,12 +108,12 @@ pub(super) fn carry_out_now(
     // Who sees one of the words below sees the locks too.
     fence(Ordering::Release);
     for &(at, mark) in marks {
-        words(at, 1)?[0].store(mark, Ordering::Release);
+        set(&words(at, 1)?[0], mark, Ordering::Release);
     }
     for Added { page, image } in added {
         let words = words(page.at(), image.len())?;
         store(&words[LOCK + 1..], &image[LOCK + 1..]);
-        words[LOCK].store(image[LOCK], Ordering::Release);
+        set(&words[LOCK], image[LOCK], Ordering::Release);
         page.publish();
     }
     // Links to the new pages come after them.
@@ -130,13 +130,52 @@ pub(super) fn carry_out_now(
         }
     }
     for page in changed {
-        words(page.at, 1)?[0].store(page.after(owner).word(), Ordering::Release);
+        set(&words(page.at, 1)?[0], page.after(owner).word(), Ordering::Release);
     }
     Ok((staged.into_pages(), freed))
 }
 
 fn store(to: &[AtomicU64], from: &[u64]) {
     for (to, &from) in to.iter().zip(from) {
-        to.store(from, Ordering::Relaxed);
+        set(to, from, Ordering::Relaxed);
+    }
+}
+
+fn set(to: &AtomicU64, word: u64, order: Ordering) {
+    if lives() {
+        to.store(word, order);
+    }
+}
+
+/// Whether what the processor does has an effect. In tests it may be [dead](dying).
+#[cfg(not(test))]
+const fn lives() -> bool {
+    true
+}
+#[cfg(test)]
+use dying::lives;
+
+#[cfg(test)]
+pub(super) mod dying {
+    use std::cell::Cell;
+
+    thread_local! {
+        /// Stores and swaps that came, and how many have an effect.
+        static CAME: Cell<u64> = const { Cell::new(0) };
+        static EFFECTIVE: Cell<u64> = const { Cell::new(u64::MAX) };
+    }
+
+    pub(in super::super) fn lives() -> bool {
+        let number = CAME.replace(CAME.get() + 1);
+        number < EFFECTIVE.get()
+    }
+
+    /// Has only so many stores and swaps of `act` an effect. How many there were.
+    pub(in super::super) fn dies_after(effective: u64, act: impl FnOnce()) -> u64 {
+        CAME.set(0);
+        EFFECTIVE.set(effective);
+        act();
+        EFFECTIVE.set(u64::MAX);
+        CAME.get()
     }
 }

@@ -12,6 +12,7 @@
 //! at one memory server of two, so that what it had sent to the other one still arrives; changing or freeing a page without its lock; rolling back
 //! without the pages that were published.
 
+mod by_hand;
 mod shipped;
 mod takeover;
 mod world;
@@ -43,8 +44,8 @@ use crate::{
     lock::{LockState, LockWord},
     page::{self, IDENTITY, Identity, SELF},
     pages::NewPage,
-    ptr::ServerId,
-    redo::{Newest, Places, Recover as _, finish_page},
+    ptr::{RemotePtr, ServerId},
+    redo::{Newest, Places, Recording, Recover as _, finish_page},
     remote::Remote as _,
 };
 
@@ -74,10 +75,14 @@ async fn change(peer: &Peer, pages: &[usize], content: u64, act: Act) -> Result<
 
 /// A page's words with this content, unlocked at this version.
 fn image(server: usize, content: u64, version: u64) -> Vec<u64> {
+    image_at(page_at(server, 0), content, version)
+}
+
+fn image_at(page: RemotePtr, content: u64, version: u64) -> Vec<u64> {
     let mut words = vec![0; CLASS.words()];
     (words[CONTENT], words[FURTHER]) = (content, content);
     let identity = Identity { structure: STRUCTURE, level: 0, class: CLASS, kind: 0, is_words: false };
-    page::seal(&mut words, page_at(server, 0), identity, version);
+    page::seal(&mut words, page, identity, version);
     words
 }
 
@@ -92,15 +97,29 @@ fn new_pages(act: Act) -> usize {
 
 /// Changes pages that were read so; whether it had the locks.
 async fn change_from(peer: &Peer, copies: Vec<Buffer>, content: u64, act: Act) -> Result<bool, Failure> {
-    let copies: Vec<_> = copies.into_iter().map(|copy| (PageCopy(copy), Role::AsRead)).collect();
+    let staged = prepare(peer, copies.into_iter().map(|copy| (copy, Role::AsRead)), content, act)?;
+    let mut prepared = ChangeBuffers::new(peer, &staged)?;
+    if let Some(recording) = prepared.recording.as_mut() {
+        seal(peer, recording);
+    }
+    make(peer, &staged, prepared, &mut false).await
+}
+
+fn prepare(
+    peer: &Peer,
+    copies: impl Iterator<Item = (Buffer, Role)>,
+    content: u64,
+    act: Act,
+) -> Result<PreparedChange, Failure> {
+    let copies: Vec<_> = copies.map(|(copy, role)| (PageCopy(copy), role)).collect();
     let page = |server| FreePage { at: page_at(server, 1), class: CLASS, version: FIRST };
     let new: Vec<_> = (0..new_pages(act)).map(|server| NewPage::of_nobody(page(server))).collect();
     let added = (0..new.len()).map(Slot::new_page);
     let mut slots = Pages::new();
-    let slots: Vec<Slot> = copies.iter().map(|_| slots.add(())).collect();
+    let slots: Vec<(Slot, Role)> = copies.iter().map(|&(_, role)| (slots.add(()), role)).collect();
     let interrupted = |_| Box::new(Error::Malformed("nothing interrupts it"));
     let mut open = OneSidedPages::open(peer, STRUCTURE, copies, new).map_err(interrupted)?;
-    for &slot in &slots {
+    for &(slot, _) in slots.iter().filter(|(_, role)| *role != Role::ReliedOn) {
         match act {
             Act::Word => open.set(slot, FURTHER, content),
             _ => open.set(slot, CONTENT, content),
@@ -108,8 +127,8 @@ async fn change_from(peer: &Peer, copies: Vec<Buffer>, content: u64, act: Act) -
     }
     match act {
         Act::Split | Act::SplitInThree => added.for_each(|page| open.set(page, CONTENT, content)),
-        Act::Merge => open.free(slots[1]),
-        Act::One => open.set(slots[0], FURTHER, content),
+        Act::Merge => open.free(slots[1].0),
+        Act::One => open.set(slots[0].0, FURTHER, content),
         Act::Word | Act::Two => {}
     }
     let mut staged = PreparedChange::of(open);
@@ -117,22 +136,26 @@ async fn change_from(peer: &Peer, copies: Vec<Buffer>, content: u64, act: Act) -
     if peer.breaks == Break::LocksForOneWord {
         staged.changed.iter_mut().for_each(|page| page.is_one_word = true);
     }
-    let mut prepared = ChangeBuffers::new(peer, &staged)?;
-    if let Some(recording) = prepared.recording.as_mut() {
-        let parts = recording.parts();
-        let place = |server: ServerId| {
-            Places::take(std::slice::from_ref(&peer.rings[server.index()]), parts.iter().copied()).expect("it has room")
-        };
-        let places: Vec<Places> = recording.servers().map(place).collect();
-        recording.seal(peer, peer.next_sequence(), places);
-    }
-    make(peer, &staged, prepared, &mut false).await
+    Ok(staged)
+}
+
+/// Gives a record its places.
+fn seal(peer: &Peer, recording: &mut Recording) {
+    let parts = recording.parts();
+    let place = |server: ServerId| {
+        Places::take(std::slice::from_ref(&peer.rings[server.index()]), parts.iter().copied()).expect("it has room")
+    };
+    let places: Vec<Places> = recording.servers().map(place).collect();
+    recording.seal(peer, peer.next_sequence(), places);
 }
 
 /// Meets each page, and has it repaired if a dead one has locked it.
 async fn repair_all(peer: &Peer) -> Result<(), Failure> {
-    for server in 0..SERVERS {
-        let page = page_at(server, 0);
+    repair_each(peer, (0..SERVERS).map(|server| page_at(server, 0))).await
+}
+
+async fn repair_each(peer: &Peer, pages: impl Iterator<Item = RemotePtr>) -> Result<(), Failure> {
+    for page in pages {
         loop {
             let lock = LockWord::from_word(peer.load(page).await?);
             match lock.state() {

@@ -40,7 +40,7 @@ pub(super) const OTHER: u64 = 90;
 pub(super) const SERVERS: usize = 2;
 /// The first word of a memory server is no address. Pages follow, then a table of rings, then rings, then the fence of the victim.
 pub(super) const PAGES_AT: usize = 8;
-pub(super) const PAGES: usize = 2;
+pub(super) const PAGES: usize = 3;
 pub(super) const HEADS_AT: usize = PAGES_AT + PAGES * CLASS.words();
 pub(super) const PEERS: usize = 5;
 pub(super) const RINGS_AT: usize = HEADS_AT + PEERS * 8;
@@ -140,7 +140,9 @@ impl World {
                 content.iter().for_each(|&(index, word)| image[index] = word);
                 page::seal(image, at, Identity { structure, level: 0, class, kind: 0, is_words: false }, FIRST);
             };
-            seal(page_at(server, 0), STRUCTURE, CLASS, &[(CONTENT, OLD), (FURTHER, OLD)]);
+            for number in [0, 2] {
+                seal(page_at(server, number), STRUCTURE, CLASS, &[(CONTENT, OLD), (FURTHER, OLD)]);
+            }
             for peer in 0..PEERS {
                 let who = u64::from(owner(peer).incarnation());
                 seal(ring_at(server, peer), RINGS, RING_CLASS, &[(RING_OWNER, who)]);
