@@ -81,11 +81,15 @@ pub struct UnderWay {
 impl UnderWay {
     /// Begins one, for a memory server that is this member of the cluster; none if the sender is fenced off.
     pub fn begin(memory: &LocalMemory, member: OwnerId, sender: Sender) -> Option<Self> {
-        let at = layout::fence_at(memory.server(), sender.slot as usize);
+        Self::begin_at(memory, layout::fence_at(memory.server(), sender.slot as usize), member, sender.owner)
+    }
+
+    /// The same, where the words of the sender's slot are these.
+    pub fn begin_at(memory: &LocalMemory, at: RemotePtr, member: OwnerId, sender: OwnerId) -> Option<Self> {
         let words = memory.words(at, FENCE_WORDS)?;
         let under_way = Self { memory: memory.clone(), words: at, member };
         count_in(words, member);
-        if may_begin(words, sender.owner) {
+        if may_begin(words, sender) {
             return Some(under_way);
         }
         under_way.end();

@@ -8,9 +8,9 @@
 
 use std::{cell::Cell, sync::Arc};
 
-use farlink_loom_tests::{Peer, Plain, Running, Seen, Sound, explore, now, refuse, run, share};
+use farlink_loom_tests::{Peer, Plain, Running, Seen, SharedMemory, Sound, explore, now, refuse, run, share};
 use farlink_runtime::{
-    fencing::{count_in, count_out, fence_off, may_begin},
+    fencing::{UnderWay, count_in, count_out, fence_off, may_begin},
     lock::OwnerId,
     sync::{AtomicU64, Ordering, fence},
 };
@@ -29,17 +29,22 @@ fn dead() -> OwnerId {
 }
 
 /// What a memory server's thread does around an operation.
-type Serve = fn(&[AtomicU64], &dyn Fn());
+type Serve = fn(&SharedMemory, &dyn Fn());
 
-fn sound(words: &[AtomicU64], act: &dyn Fn()) {
-    count_in(words, owner(MEMBER));
-    if may_begin(words, dead()) {
-        act();
-    }
-    count_out(words, owner(MEMBER));
+/// The words of the dead one's slot.
+fn words(here: &SharedMemory) -> &[AtomicU64] {
+    &here.words()[..2]
 }
 
-fn looks_first(words: &[AtomicU64], act: &dyn Fn()) {
+fn sound(here: &SharedMemory, act: &dyn Fn()) {
+    if let Some(under_way) = UnderWay::begin_at(&here.local(), here.at(0), owner(MEMBER), dead()) {
+        act();
+        under_way.end();
+    }
+}
+
+fn looks_first(here: &SharedMemory, act: &dyn Fn()) {
+    let words = words(here);
     let may = may_begin(words, dead());
     count_in(words, owner(MEMBER));
     if may {
@@ -48,7 +53,8 @@ fn looks_first(words: &[AtomicU64], act: &dyn Fn()) {
     count_out(words, owner(MEMBER));
 }
 
-fn without_a_fence(words: &[AtomicU64], act: &dyn Fn()) {
+fn without_a_fence(here: &SharedMemory, act: &dyn Fn()) {
+    let words = words(here);
     words[1].store(MEMBER << 32 | 1, Ordering::Relaxed);
     if may_begin(words, dead()) {
         act();
@@ -56,7 +62,8 @@ fn without_a_fence(words: &[AtomicU64], act: &dyn Fn()) {
     count_out(words, owner(MEMBER));
 }
 
-fn without_release(words: &[AtomicU64], act: &dyn Fn()) {
+fn without_release(here: &SharedMemory, act: &dyn Fn()) {
+    let words = words(here);
     count_in(words, owner(MEMBER));
     if may_begin(words, dead()) {
         act();
@@ -64,7 +71,8 @@ fn without_release(words: &[AtomicU64], act: &dyn Fn()) {
     words[1].store(MEMBER << 32, Ordering::Relaxed);
 }
 
-fn counts_in_two_steps(words: &[AtomicU64], act: &dyn Fn()) {
+fn counts_in_two_steps(here: &SharedMemory, act: &dyn Fn()) {
+    let words = words(here);
     let found = words[1].load(Ordering::Relaxed);
     let next = if found >> 32 == MEMBER { found + 1 } else { MEMBER << 32 | 1 };
     words[1].store(next, Ordering::Relaxed);
@@ -94,7 +102,7 @@ fn taken_over(serve: Serve, operations: usize, left: u64, happens: &Happens) {
         let here = Arc::clone(&memory);
         run(move || {
             let acts = Cell::new(false);
-            serve(&here.words()[..2], &|| {
+            serve(&here, &|| {
                 changed.write(changed.read() + 1);
                 acts.set(true);
             });
