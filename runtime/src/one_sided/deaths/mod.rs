@@ -3,14 +3,16 @@
 //!
 //! The code itself runs: [`make`] with its record, and [`finish_page`]. Only requests are a model's: each waits in a queue to its
 //! memory server, is carried out when the search says so, and with the others of its queue in order. The search tries every choice
-//! there is: whose request is next (a bounded number of switches between those who could go on), and who dies when.
+//! there is: whose request is next (a bounded number of switches between those who could go on), and who dies when. So it does over a
+//! fabric that declares no order of WRITEs: there one request may fail while those behind it have their effects, and of those that are on
+//! their way when the compute server dies any one may arrive alone, or be missing.
 //!
 //! Asserted: in the end all of the change is there, or nothing; no page is locked or torn; a page that it publishes or frees belongs
 //! to the structure or to one holder; a change of somebody else is not lost.
 //!
 //! Broken variants, which the search must refuse: the record after the data; locks for one word in a change of several; rolling forward without all locks; fencing the dead
 //! at one memory server of two, so that what it had sent to the other one still arrives; changing or freeing a page without its lock; rolling back
-//! without the pages that were published.
+//! without the pages that were published; relying on an order of WRITEs where there is none.
 
 mod by_hand;
 mod shipped;
@@ -187,6 +189,8 @@ struct Model {
     repairers: usize,
     /// Switches between these.
     switches: usize,
+    /// The fabric declares an order of WRITEs.
+    has_order: bool,
 }
 
 const SOUND: Model = Model {
@@ -197,6 +201,7 @@ const SOUND: Model = Model {
     has_other: false,
     repairers: 1,
     switches: 0,
+    has_order: true,
 };
 
 /// What an execution came to.
@@ -210,8 +215,8 @@ struct Came {
 
 impl Model {
     fn play(self, search: &mut Search) -> Came {
-        let world = Rc::new(RefCell::new(World::new()));
-        let Self { act, victim, repairer, unfenced, has_other, repairers, switches } = self;
+        let Self { act, victim, repairer, unfenced, has_other, repairers, switches, has_order } = self;
+        let world = Rc::new(RefCell::new(if has_order { World::new() } else { World::without_order() }));
         let pages: &'static [usize] = if matches!(act, Act::Word | Act::One) { &[0] } else { &[0, 1] };
         let peer = Peer::new(&world, VICTIM, victim);
         let mut lives: Vec<Life<Result<bool, Failure>>> =
@@ -337,6 +342,14 @@ fn a_change_is_all_there_or_not_at_all() {
     }
 }
 
+#[test]
+fn so_it_is_where_writes_have_no_order() {
+    for act in [Act::Word, Act::One, Act::Two, Act::Split, Act::Merge] {
+        let executions = explore(|search| Model { act, has_order: false, ..SOUND }.play(search));
+        println!("{act:?}: {executions} executions");
+    }
+}
+
 fn expect_so_if_a_repairer_dies(act: Act, switches: usize) {
     let [died, freed] = [(); 2].map(|()| Cell::new(0));
     let executions = explore(|search| {
@@ -422,6 +435,14 @@ fn a_lock_for_one_word_in_a_change_of_several_is_refused() {
 #[test]
 fn to_roll_forward_without_all_locks_is_refused() {
     refuse(|search| Model { repairer: Break::TrustsRecords, ..SOUND }.play(search), "half a change");
+}
+
+#[test]
+fn to_rely_on_an_order_that_there_is_not_is_refused() {
+    for (act, why) in [(Act::One, "a torn page"), (Act::Two, "a torn page"), (Act::Split, "a torn page")] {
+        let model = Model { act, victim: Break::TrustsOrder, has_order: false, ..SOUND };
+        refuse(|search| model.play(search), why);
+    }
 }
 
 /// What the dead one has sent to memory server 1 still arrives, while others repair.

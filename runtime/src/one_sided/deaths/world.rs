@@ -107,7 +107,16 @@ pub(super) enum Verb {
     Swap(u64, u64),
 }
 
-pub(super) type Answer = Rc<RefCell<Option<Result<Vec<u64>, ()>>>>;
+pub(super) type Answer = Rc<RefCell<Option<Result<Vec<u64>, Lost>>>>;
+
+/// Why a request has no answer.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Lost {
+    /// Its poster's connections are cut.
+    Cut,
+    /// It alone failed, without an effect.
+    Failed,
+}
 
 pub(super) struct Request {
     at: RemotePtr,
@@ -122,13 +131,24 @@ pub(super) struct World {
     pub(super) is_dead: [bool; PEERS],
     /// Free pages, as their holders know them.
     pub(super) retired: Vec<(usize, RemotePtr)>,
+    /// Whether requests to a memory server take effect in the order of posting.
+    pub(super) has_order: bool,
+    /// Where there is no order: requests that may still fail by themselves.
+    failures: usize,
 }
 
 impl World {
     pub(super) fn new() -> Self {
         static FIRST_WORDS: OnceLock<[Vec<u64>; SERVERS]> = OnceLock::new();
         let words = FIRST_WORDS.get_or_init(Self::first_words).clone();
-        Self { words, queues: Default::default(), is_dead: [false; PEERS], retired: Vec::new() }
+        let (queues, is_dead, retired) = Default::default();
+        Self { words, queues, is_dead, retired, has_order: true, failures: 0 }
+    }
+
+    /// Over a fabric that declares no order: one request may fail without an effect while those behind it have theirs, and of those that
+    /// are on their way when their poster dies any may arrive.
+    pub(super) fn without_order() -> Self {
+        Self { has_order: false, failures: 1, ..Self::new() }
     }
 
     fn first_words() -> [Vec<u64>; SERVERS] {
@@ -190,12 +210,36 @@ impl World {
         answer.replace(Some(Ok(done)));
     }
 
+    /// The next request of a queue fails.
+    fn fail(&mut self, peer: usize, server: usize) {
+        self.failures -= 1;
+        let request = self.queues[peer][server].pop_front().expect("it was chosen for that");
+        request.answer.replace(Some(Err(Lost::Failed)));
+    }
+
+    /// Of what a peer has on its way to each memory server, carries out nothing, all, one request alone, or all but one.
+    fn carry_out_some(&mut self, peer: usize, search: &mut Search) {
+        for server in 0..SERVERS {
+            let queue = &mut self.queues[peer][server];
+            let (some, mut number) = (search.choose(2 * queue.len() + 2), 0);
+            queue.retain(|_| {
+                number += 1;
+                some == 1 || some == 2 * number || some % 2 == 1 && some != 2 * number + 1
+            });
+            while !self.queues[peer][server].is_empty() {
+                self.step(peer, server);
+            }
+        }
+    }
+
     /// A peer counts as dead from now on, and its connections are cut: what it has on its way never comes, but for memory servers at
     /// which it is not fenced off.
     pub(super) fn cut(&mut self, peer: usize, unfenced: Option<usize>) {
         self.is_dead[peer] = true;
         for (server, queue) in self.queues[peer].iter_mut().enumerate() {
-            queue.iter_mut().for_each(|request| drop(std::mem::take(&mut request.answer).replace(Some(Err(())))));
+            for request in queue.iter_mut() {
+                std::mem::take(&mut request.answer).replace(Some(Err(Lost::Cut)));
+            }
             if unfenced != Some(server) {
                 queue.clear();
             }
@@ -223,6 +267,8 @@ pub(super) enum Break {
     ComesBack,
     /// It writes pages back before the log.
     WritesBackFirst,
+    /// It relies on an order of WRITEs, declared or not.
+    TrustsOrder,
 }
 
 /// A compute server.
@@ -258,7 +304,7 @@ impl Peer {
             (RINGS_AT..FENCE_AT).contains(&(at.offset() as usize / 8)) && matches!(request.verb, Verb::Write(_));
         let comes_back = self.breaks == Break::ComesBack;
         if self.world.borrow().is_dead[self.number] && !comes_back {
-            answer.replace(Some(Err(())));
+            answer.replace(Some(Err(Lost::Cut)));
         } else if self.breaks == Break::RecordsLate && is_record {
             answer.replace(Some(Ok(Vec::new())));
             self.late.borrow_mut().push(request);
@@ -270,12 +316,12 @@ impl Peer {
             }
         }
         let owner = owner(self.number);
-        let cut = move || match comes_back {
-            true => FabricError::RequestFailed { what: "a request", at, why: "its connection was cut".into() }.into(),
-            false => FabricError::TakenForDead { owner }.into(),
+        let failed = move |lost| match lost {
+            Lost::Cut if !comes_back => FabricError::TakenForDead { owner }.into(),
+            lost => FabricError::RequestFailed { what: "a request", at, why: format!("{lost:?}") }.into(),
         };
         std::future::poll_fn(move |_| match answer.borrow_mut().take() {
-            Some(answer) => Poll::Ready(answer.map_err(|()| cut())),
+            Some(answer) => Poll::Ready(answer.map_err(failed)),
             None => Poll::Pending,
         })
     }
@@ -299,10 +345,13 @@ impl Remote for Peer {
     fn capabilities(&self) -> Capabilities {
         // Those of memory: WRITEs in order, and an unlock is one.
         static MEMORY: OnceLock<Capabilities> = OnceLock::new();
-        *MEMORY.get_or_init(|| {
+        let mut can = *MEMORY.get_or_init(|| {
             let memory = crate::server::in_process(1, 1 << 20, MemOptions::default()).expect("it is small");
             memory.endpoint(0, Clock::monotonic()).expect("there is one").capabilities()
-        })
+        });
+        let is_ordered = self.world.borrow().has_order || self.breaks == Break::TrustsOrder;
+        (can.ordered_writes, can.atomic_against_writes) = (is_ordered, is_ordered);
+        can
     }
 
     fn buffer(&self, words: usize) -> Result<Buffer, Error> {
@@ -478,9 +527,24 @@ pub(super) fn run<T: 'static>(
         let late_at = choices.len();
         choices.extend(late);
         let dying = bounds.dies.filter(|&peer| lives.iter().zip(&is_over).any(|(life, over)| life.0 == peer && !over));
-        let chosen = search.choose(choices.len() + usize::from(dying.is_some()));
+        let failing: Vec<_> = match dying {
+            Some(peer) if world.borrow().failures > 0 => {
+                queued(peer).into_iter().map(|server| (peer, server)).collect()
+            }
+            _ => Vec::new(),
+        };
+        let chosen = search.choose(choices.len() + usize::from(dying.is_some()) + failing.len());
+        if let Some(&(peer, server)) = chosen.checked_sub(choices.len() + 1).and_then(|number| failing.get(number)) {
+            world.borrow_mut().fail(peer, server);
+            let index = lives.iter().position(|life| life.0 == peer).expect("it lives");
+            poll(index, lives, &mut is_over);
+            continue;
+        }
         if chosen == choices.len() {
             let peer = dying.expect("it was chosen");
+            if !world.borrow().has_order {
+                world.borrow_mut().carry_out_some(peer, search);
+            }
             world.borrow_mut().cut(peer, bounds.unfenced);
             let index = lives.iter().position(|life| life.0 == peer).expect("it was alive");
             is_over[index] = true;
