@@ -5,7 +5,8 @@
 //! all memory servers are lost, so that its operations end.
 //!
 //! The doorbell in which it dies has its requests carried out in the order of posting for each memory server, and one memory server's
-//! before another's: whose first is up to the [`Order`]. The request at which it dies can be torn: of a WRITE of several words the first
+//! before another's: whose first is up to the [`Order`]. Over a fabric that declares [no order](Capabilities::ordered_writes), which of them are
+//! carried out, and in which order, is up to the seed. The request at which it dies can be torn: of a WRITE of several words the first
 //! ones arrive, or the last ones, or some of its cache lines.
 //!
 //! One that stops keeps its requests back, as those of a process that was stopped; others may then [take it for
@@ -15,7 +16,7 @@
 
 use std::{ptr::NonNull, time::Duration};
 
-use rand::{RngExt, SeedableRng, rngs::StdRng};
+use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
 use crate::{
     buffer::LocalKey,
@@ -137,7 +138,7 @@ impl MortalFabric {
         Self { inner, life: Arc::new(life), order, tears, seed: 0 }
     }
 
-    /// The seed decides which part.
+    /// The seed decides which part, and which requests where they have no order.
     #[must_use]
     pub fn with_seed(self, seed: u64) -> Self {
         Self { seed, ..self }
@@ -370,6 +371,9 @@ impl<E: Endpoint + ?Sized> Endpoint for MortalEndpoint<E> {
             Order::Lower => requests.sort_by_key(|request| request.at.server()),
             Order::Higher => requests.sort_by_key(|request| std::cmp::Reverse(request.at.server())),
         }
+        if !self.capabilities().ordered_writes {
+            requests.shuffle(&mut StdRng::seed_from_u64(self.fabric.seed.rotate_left(32) ^ left));
+        }
         let mut carried = Vec::new();
         for (number, request) in (0..).zip(requests.drain(..)) {
             if number < left {
@@ -450,5 +454,56 @@ impl ServerEndpoint for MortalEndpoint<dyn ServerEndpoint> {
 
     fn waker(&self) -> std::sync::Arc<dyn EndpointWaker> {
         self.inner.waker()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::{
+        endpoint::Verb,
+        mem::{MemFabric, MemOptions},
+        ptr::RemotePtr,
+        region::Region,
+    };
+
+    const SERVER: u16 = 0;
+    const WORDS: u64 = 3;
+
+    /// Which words of a doorbell with one WRITE of each have arrived when it dies after so many.
+    fn arrived(options: MemOptions, seed: u64, after: u64) -> Vec<bool> {
+        let server = ServerId::new(SERVER).unwrap();
+        let memory = Arc::new(MemFabric::in_process(vec![Region::anonymous(1 << 12).unwrap()], options));
+        let mortal = MortalFabric::new(memory.clone(), Order::Posted, false).with_seed(seed);
+        let mut endpoint = mortal.endpoint(1, Clock::monotonic()).unwrap();
+        mortal.dies_after(after);
+        let write = |word: u64| {
+            let at = RemotePtr::new(server, 64 + 8 * word).unwrap();
+            Request { ticket: Ticket(word), at, verb: Verb::WriteWord(1) }
+        };
+        endpoint.ring(&mut (0..WORDS).map(write).collect());
+        let mut completions = Vec::new();
+        while completions.len() < WORDS as usize {
+            endpoint.poll(&mut completions);
+        }
+        assert_eq!(completions.iter().filter(|completion| completion.outcome.is_ok()).count() as u64, after);
+        memory.raw_words(server)[8..][..WORDS as usize].iter().map(|word| word.load(Ordering::Relaxed) == 1).collect()
+    }
+
+    #[test]
+    fn of_the_doorbell_in_which_it_dies_any_requests_arrive_where_they_have_no_order() {
+        for (ordered_writes, kinds) in [(true, 1), (false, 3)] {
+            let options = MemOptions { ordered_writes, ..MemOptions::default() };
+            for after in 1..WORDS {
+                let seen: BTreeSet<_> = (0..50).map(|seed| arrived(options, seed, after)).collect();
+                assert_eq!(seen.len(), kinds, "{seen:?}");
+                assert!(seen.contains(&(0..WORDS).map(|word| word < after).collect::<Vec<_>>()), "{seen:?}");
+            }
+        }
+        // As it was, with the same seed.
+        let options = MemOptions { ordered_writes: false, ..MemOptions::default() };
+        assert!((0..20).all(|seed| arrived(options, seed, 2) == arrived(options, seed, 2)));
     }
 }
