@@ -223,7 +223,7 @@ pub trait Subject: Plugin {
     const HAS_ROUNDS: bool = false;
 
     /// Whether operations choose among the loaded entries as [`Setting::distribution`] says.
-    const HAS_DISTRIBUTION: bool = true;
+    const HAS_DISTRIBUTION: bool = false;
 
     /// Why it is not to be reached in this way, if it is not.
     fn refuses(mode: AccessMode) -> Option<&'static str> {

@@ -248,11 +248,15 @@ fn every_access_mode_works_for_what_is_no_map() {
         ("--mix a", "a sums has no workload `a`; its workloads are add, panic"),
         ("--rounds 1", "--rounds: a sums has none"),
         ("--load bulk", "a sums has no bulk load"),
+        ("--theta 0.5", "--distribution and --theta are not for a sums"),
         ("--structure btree", "it knows sums"),
     ] {
         let (ok, said) = end(program(&format!("bench {options}")).spawn().unwrap());
         assert!(!ok && said.contains(says), "{options}: {said}");
     }
+    // It draws as it likes, and rows do not say otherwise.
+    let said = holds("bench --server-bytes 8MiB --keys 100 --ops 100 --json");
+    assert!(said.contains(r#""distribution":null,"theta":null"#), "{said}");
     assert_eq!(holds("list"), "sums\n  workloads: add, panic\n");
 }
 

@@ -137,6 +137,7 @@ impl<S: MapSubject> Subject for S {
     const WORKLOADS_USUAL: usize = 6;
     const BULK_LOADS: bool = <S as MapSubject>::BULK_LOADS;
     const HAS_ROUNDS: bool = true;
+    const HAS_DISTRIBUTION: bool = true;
 
     fn refuses(mode: AccessMode) -> Option<&'static str> {
         <S as MapSubject>::refuses(mode)

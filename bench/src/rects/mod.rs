@@ -148,7 +148,6 @@ impl Subject for Tree {
         &["search-small", "search-large", "search-power", "mixed-small", "mixed-large", "mixed-power", "point"];
     const WORKLOADS_USUAL: usize = 7;
     const BULK_LOADS: bool = true;
-    const HAS_DISTRIBUTION: bool = false;
     const RETURNS_MANY: bool = true;
     const HAS_ROUNDS: bool = true;
 

@@ -30,6 +30,8 @@ pub struct Source {
     setting: Arc<Setting>,
     worker: WorkerId,
     requests: Requests,
+    /// How many workloads there were: each draws other names.
+    workloads: u64,
 }
 
 impl Iterator for Source {
@@ -64,17 +66,22 @@ impl Subject for CounterSet {
     }
 
     async fn make(worker: &Handle, name: &str, options: &CreateOptions) -> Result<Structure, Error> {
-        use farlink_runtime::access::Access as _;
+        use farlink_runtime::access::{Access as _, Plugin as _};
+        if !Self::ROOT_BYTES.contains(&options.class.bytes()) {
+            let why = format!("{}; a counter-set has one of {} B", options.class.bytes(), Self::ROOT_BYTES.start());
+            return Err(Error::BadOption { option: "page-bytes", why });
+        }
         Ok(crate::create(worker, name, options.placement.clone()).await?.context().structure.clone())
     }
 
     fn source(setting: &Arc<Setting>, worker: WorkerId) -> Source {
-        Source { setting: Arc::clone(setting), worker, requests: Box::new(std::iter::empty()) }
+        Source { setting: Arc::clone(setting), worker, requests: Box::new(std::iter::empty()), workloads: 0 }
     }
 
     fn prepare(source: &mut Source, job: Job<'_>, _go_on: GoOn<'_>) -> anyhow::Result<()> {
         let (WorkerId { index, total }, entries) = (source.worker, source.setting.entries);
-        let mut rng = SmallRng::seed_from_u64(source.setting.seed ^ index);
+        let mut rng = SmallRng::seed_from_u64(source.setting.seed ^ index ^ source.workloads << 32);
+        source.workloads += 1;
         let mut any = move || numbered(rng.random_range(0..entries.max(1)));
         source.requests = match job {
             Job::Workload { name: "add", .. } => {
