@@ -223,6 +223,7 @@ pub(crate) fn varied(row: Row, plan: &Plan, in_flight: u32) -> serde_json::Resul
         Load::Insert => "insert",
         Load::Found => "found",
     };
+    let row = if plan.access.is_of_words() { row.without_levels() } else { row };
     Ok(row
         .with("structure", plan.structure.as_str())
         .with("access", plan.access.name())

@@ -46,7 +46,8 @@ pub(crate) struct Row {
     pub(crate) results_per_op: Option<f64>,
     /// Operations on loaded entries that found nothing, because others have removed them.
     pub(crate) missed_per_op: Option<f64>,
-    /// The share of page accesses that needed no remote read; like those below, null without a cache.
+    /// The share of page accesses that needed no remote read (of a mapping cache: of words for which something was kept); like those
+    /// below, null without a cache.
     pub(crate) hit_ratio: Option<f64>,
     pub(crate) leaf_misses_per_op: Option<f64>,
     pub(crate) inner_misses_per_op: Option<f64>,
@@ -106,6 +107,11 @@ impl Row {
         let counts = self.counts_per_op.iter().flatten().filter(|(_, count)| **count > 0.0);
         let counts: Vec<String> = counts.map(|(name, &count)| format!("{name} {}", show_short(Some(count)))).collect();
         (!counts.is_empty()).then(|| counts.join(", "))
+    }
+
+    /// The same where misses are not told apart by level.
+    pub(crate) fn without_levels(self) -> Self {
+        Self { leaf_misses_per_op: None, inner_misses_per_op: None, misses_by_level: None, ..self }
     }
 
     /// Adds something that was varied or held.

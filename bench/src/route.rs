@@ -308,7 +308,7 @@ impl<S: Subject> Opened<S> {
             Self::CachedInner(access) => with_past(counts(&access.counters()), access.reads_past_cache()),
             Self::CachedMapping(access) => {
                 let ValueCounters { hits, misses } = access.counters();
-                // The pages of a mapping cache are not told apart by level.
+                // Not told apart by level: rows leave the levels out.
                 let mut levels = Levels::default();
                 levels.0[0] = misses;
                 CacheCounts { lookups: hits + misses, misses: levels, ..CacheCounts::default() }

@@ -71,13 +71,16 @@ fn every_mix_through_a_small_cache() {
     assert!(table_of(&said.out).all(|line| line.chars().count() <= 80), "{}", said.out);
 }
 
-/// Hits are those of all its operations.
+/// Hits are those of all its operations, and of pages of all levels.
 #[test]
 fn a_mapping_cache_has_a_hit_ratio() {
     let options = "--structure bwtree --access cached-mapping --keys 5000 --cache 1MiB --ops 5000 --in-flight 2 --json";
     let rows = bench(&format!("{options} --mix c --distribution uniform")).must_hold().json();
     let row = named(&rows, "ycsb-c")[0];
     assert!((0.5..1.0).contains(&number(row, "hit_ratio")) && row["admission"].is_null(), "{row}");
+    for by_level in ["leaf_misses_per_op", "inner_misses_per_op", "misses_by_level"] {
+        assert!(row[by_level].is_null(), "{row}");
+    }
 }
 
 #[test]
