@@ -56,12 +56,12 @@ pub const USAGE: &str = "\
 farlink-stress [--OPTION VALUE ...]
 Workers in several processes change one tree over a nasty fabric; then everything is checked.
 
-  --structure btree  btree or skiplist; a skip list has one owner: --processes 1 with --access cached
+  --structure btree  btree, skiplist or bwtree; a skip list has one owner: --processes 1 with --access cached
   --seconds 10      how long they work
   --processes 4     compute servers, each a process
   --workers 2       worker threads of each
   --in-flight 8     operations in flight for each worker
-  --keys 1000       how many keys they share; 400000 by default with --access cached
+  --keys 1000       how many keys they share; 400000 by default with --access cached and cached-inner
   --mix mixed       mixed: keys come and go; inserts: with --access cached, the tree grows
   --load-one-in 10  with --mix inserts, the tree is loaded with one key in so many
   --scan-limit 40   entries that a scan asks for, at most
@@ -253,7 +253,7 @@ impl Options {
             options.access = AccessMode::Cached;
         }
         arguments.take("server-threads", &mut options.server_threads)?;
-        if options.access == AccessMode::Cached {
+        if matches!(options.access, AccessMode::Cached | AccessMode::CachedInner) {
             options.keys = KEYS_CACHED;
         }
         arguments.take("keys", &mut options.keys)?;

@@ -54,6 +54,8 @@ pub struct Summary {
     pub fails: bool,
     /// Whether the tree only grew: see [`Options::grows`].
     pub grows: bool,
+    /// Whether there is more than caches of inner pages hold.
+    pub evicts: bool,
     /// Whether operations were sent to the owners of their keys: see [`Options::route`].
     pub routed: bool,
     /// Whether ranges went from owner to owner.
@@ -102,6 +104,7 @@ impl Summary {
             tears,
             fails: options.profile.faults().is_some(),
             grows: options.grows,
+            evicts: options.is_loaded(),
             routed: options.route,
             moves: options.move_every_ms != 0,
             misseen,
@@ -161,6 +164,7 @@ impl Summary {
             // A short run does not fill the caches.
             AccessMode::Cached if self.grows => [changes, &cached].concat(),
             AccessMode::Cached | AccessMode::Engine => [changes, &cached, &replaced].concat(),
+            AccessMode::CachedInner if self.evicts => [&shared[..], changes, &cached, &replaced[..1]].concat(),
             AccessMode::CachedInner => [&shared[..], changes, &cached].concat(),
             AccessMode::CachedMapping => [changes, &cached].concat(),
             // What the memory servers count is not known here.
