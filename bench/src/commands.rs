@@ -79,13 +79,10 @@ pub(crate) fn repartition(programs: Programs<'_>, args: &RepartitionArgs) -> any
         let line = format!("moved {} from {from} to {}", row.region, row.owner);
         reporter.record("moved", fields(row), &line)?;
     }
-    if let Some(problem) = problem {
-        return Err(problem);
-    }
-    if map.is_empty() {
-        reporter.note(&format!("nobody owns anything of `{}` (epoch {epoch})", args.name))?;
-    } else {
+    if !map.is_empty() {
         reporter.note(&format!("`{}`, epoch {epoch}:", args.name))?;
+    } else if problem.is_none() {
+        reporter.note(&format!("nobody owns anything of `{}` (epoch {epoch})", args.name))?;
     }
     for row in &map {
         let uses = row.uses.map_or_else(str::to_owned, |uses| format!("{uses} uses"));
@@ -94,7 +91,7 @@ pub(crate) fn repartition(programs: Programs<'_>, args: &RepartitionArgs) -> any
     for region in unowned {
         reporter.record("unowned", vec![("region", region.clone().into())], &format!("  {region}: nobody"))?;
     }
-    Ok(())
+    problem.map_or(Ok(()), Err)
 }
 
 /// `farlink check`.

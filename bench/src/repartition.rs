@@ -1,6 +1,6 @@
 //! `farlink repartition`: who owns what of a structure, and moves of it, while it is used.
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, anyhow, bail, ensure};
 use farlink_offload::route::{self, Load, Moved, balance, move_region, take_region};
 use farlink_runtime::access::{Overlap, Region as _, Structure};
 use farlink_runtime::error::Error;
@@ -45,7 +45,7 @@ pub(crate) struct Repartitioned {
     /// What nobody owns of a structure that has owners.
     pub(crate) unowned: Vec<String>,
     pub(crate) epoch: u64,
-    /// Why not all has moved that should have.
+    /// Why not all has moved that should have. Where the map is known, it is told before that.
     pub(crate) problem: Option<anyhow::Error>,
 }
 
@@ -56,11 +56,14 @@ pub(crate) fn repartition<S: Subject>(
     wish: &Wish,
 ) -> anyhow::Result<Repartitioned> {
     let id = |number: u32| OwnerId::new(number.into()).with_context(|| format!("{number} is no compute server"));
-    let (mut problem, mut moved) = (None, Vec::<Moved<S::Region>>::new());
+    let (mut problem, mut unbalanced, mut moved) = (None, None, Vec::<Moved<S::Region>>::new());
     if wish.balance {
         let more: Vec<OwnerId> = wish.to.iter().copied().map(id).collect::<anyhow::Result<_>>()?;
         let balanced = worker.block_on(balance(worker, structure, &more, TOLERANCE, MOVES_MAX, &mut moved));
-        problem = balanced.err().map(Into::into);
+        match balanced {
+            Ok(left) => unbalanced = left.map(|left| is_left(left, moved.len())),
+            Err(error) => problem = Some(error.into()),
+        }
     } else if let Some(region) = &wish.region {
         let region = S::parse_region(region)?;
         let to = *wish.to.first().context("--region needs --to, the compute server that takes it")?;
@@ -85,9 +88,19 @@ pub(crate) fn repartition<S: Subject>(
     }
     // What has moved is told, whatever fails behind it.
     Ok(match map_of::<S>(worker, structure) {
-        Ok(map) => Repartitioned { moved, ..map },
+        Ok(map) => Repartitioned { moved, problem: unbalanced, ..map },
         Err(problem) => Repartitioned { moved, problem: Some(problem), ..Repartitioned::default() },
     })
+}
+
+/// Why regions are not as even as was asked for.
+fn is_left((owner, times): (OwnerId, f64), moves: usize) -> anyhow::Error {
+    let why = match moves >= MOVES_MAX {
+        true => format!("{MOVES_MAX} moves were made, as many as one command makes"),
+        false => "what it uses most cannot be cut any more, or was given up just now".to_owned(),
+    };
+    let owner = owner.incarnation();
+    anyhow!("compute server {owner} has still {times:.2} times the average, and not {TOLERANCE} at most: {why}")
 }
 
 /// Who owns what now.

@@ -17,9 +17,11 @@ impl Cluster {
 
     /// A bench of so many processes, once each of them owns something; and they as owners.
     fn bench_of_owners(&self, processes: usize, options: &[&str]) -> (Child, BTreeSet<u64>) {
+        let is_skewed = options.contains(&"--theta");
         let mut bench = Command::new(PROGRAM)
             .args(["bench", "--connect", &self.at(), "--keys", "20000", "--cache", "256KiB", "--in-flight", "4"])
-            .args(["--access", "cached", "--workers", "1", "--mix", "insert-intensive", "--distribution", "uniform"])
+            .args(["--access", "cached", "--workers", "1", "--mix", "insert-intensive", "--distribution"])
+            .arg(if is_skewed { "zipf" } else { "uniform" })
             .args(["--processes", &processes.to_string()])
             .args(options)
             .stdin(Stdio::null())
@@ -80,6 +82,31 @@ fn regions_move_while_a_bench_runs() {
     cluster.repartition(&["--to", &last]).must_fail_with(&["--to goes with --region"]);
     Said::from(bench.wait_with_output().unwrap()).must_hold();
     assert!(cluster.repartition(&[]).must_hold().json().is_empty(), "somebody owns something still");
+}
+
+/// Half of all operations are on one key, and a third is an owner's share.
+#[test]
+fn what_could_not_be_balanced_is_an_error_that_names_who_has_it() {
+    let cluster = Cluster::start();
+    // Leaves are many, so that not all are cached, and uses are counted.
+    let (bench, all) = cluster.bench_of_owners(3, &["--seconds", "60", "--theta", "9", "--fill", "0.1"]);
+    let mut bench = Server(bench);
+    let said = loop {
+        let said = cluster.repartition(&["--balance"]);
+        assert!(bench.0.try_wait().unwrap().is_none(), "nothing was uneven until the bench ended: {}", said.out);
+        // Until it has begun, all are alike.
+        if !said.ok {
+            break said;
+        }
+    };
+    let rows = said.json();
+    assert!(!owners(&rows).is_empty(), "the map is told: {rows:?}");
+    assert!(
+        all.iter().any(|owner| said.errors.contains(&format!("compute server {owner} has still "))),
+        "{}",
+        said.errors
+    );
+    said.must_fail_with(&["times the average, and not 1.1 at most: "]);
 }
 
 /// One that has no others beside it need not be asked for anything.

@@ -104,6 +104,9 @@ pub struct Moved<R> {
 /// How much there is to do is asked once, at first: who has just been given a region has cached little of it. What dead owners had goes to
 /// the others in turn, before that. `moved` gets each move that is made, also before an error.
 ///
+/// Answers who has more than that all the same, if somebody has, and how many times the average: what it has is in no smaller pieces, or
+/// was given up just now, or that were moves enough.
+///
 /// # Errors
 /// As [`loads`] and [`move_region`].
 pub async fn balance<R: Region>(
@@ -113,7 +116,7 @@ pub async fn balance<R: Region>(
     tolerance: f64,
     moves_max: usize,
     moved: &mut Vec<Moved<R>>,
-) -> Result<(), Error> {
+) -> Result<Option<(OwnerId, f64)>, Error> {
     let map = ownership::read(worker, structure).await?;
     let mut owners: Vec<OwnerId> = map.owners().map(|(owner, _)| owner).chain(more.iter().copied()).collect();
     owners.sort_unstable_by_key(|owner| owner.incarnation());
@@ -131,15 +134,20 @@ pub async fn balance<R: Region>(
     }
     let uses = |loads: &[Load<R>]| loads.iter().map(|load| load.uses).sum::<u64>();
     let average = ranks.iter().map(|(_, loads)| uses(loads)).sum::<u64>() as f64 / ranks.len().max(1) as f64;
-    while moved.len() < moves_max {
+    loop {
         let by_uses = |&index: &usize| uses(&ranks[index].1);
         let (Some(hot), Some(cool)) = ((0..ranks.len()).max_by_key(by_uses), (0..ranks.len()).min_by_key(by_uses))
         else {
-            break;
+            return Ok(None);
         };
         let (most, least) = (uses(&ranks[hot].1), uses(&ranks[cool].1));
-        if most as f64 <= average * tolerance {
-            break;
+        // Uses are whole: nobody can have less than the next whole number.
+        if most as f64 <= (average * tolerance).ceil() {
+            return Ok(None);
+        }
+        let left = Ok(Some((ranks[hot].0, most as f64 / average)));
+        if moved.len() >= moves_max {
+            return left;
         }
         let excess = ((most as f64 - average) as u64).min(average as u64 - least.min(average as u64)).max(1);
         let (from, to) = (ranks[hot].0, ranks[cool].0);
@@ -149,8 +157,9 @@ pub async fn balance<R: Region>(
             Some(load) => Some(load),
             None => loads(worker, structure, from, excess).await?.piece,
         };
-        let Some(Load { region, uses }) = chosen else { break };
-        let Some(region) = move_region(worker, structure, &region, from, to).await? else { break };
+        // One that has as many uses would only be hot elsewhere, and come back.
+        let Some(Load { region, uses }) = chosen.filter(|load| least + load.uses < most) else { return left };
+        let Some(region) = move_region(worker, structure, &region, from, to).await? else { return left };
         // What it was a part of.
         let of = ranks[hot].1.iter().position(|load| region.overlap(&load.region) != Overlap::Outside);
         if let Some(of) = of {
@@ -162,5 +171,4 @@ pub async fn balance<R: Region>(
         ranks[cool].1.push(Load { region: region.clone(), uses });
         moved.push(Moved { region, from, to, uses: Some(uses) });
     }
-    Ok(())
 }
