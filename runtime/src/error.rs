@@ -168,7 +168,7 @@ pub enum Error {
 
     /// No memory server has room for another page.
     #[error(
-        "out of remote memory: no memory server has a free page of {class:?}; drop a structure that has pages of this size, or load a new cluster with more --bytes or --servers"
+        "out of remote memory: no memory server has a free page of {class:?}; drop a structure that has pages of this size, or load a new cluster with more or larger memory servers"
     )]
     OutOfMemory {
         /// The size asked for.

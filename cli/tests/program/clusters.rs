@@ -166,3 +166,20 @@ fn what_is_there_is_taken_as_it_is_or_refused() {
     assert!(said.out.starts_with("dropped bench: "), "{}", said.out);
     farlink(&["drop", "--connect", at, "bench"]).must_fail_with(&["no structure named \"bench\""]);
 }
+
+/// What is in the way is told in words that a bench has options for.
+#[test]
+fn a_bench_that_a_cluster_has_no_room_for_says_what_to_change() {
+    let help = farlink(&["bench", "--help"]).must_hold().out;
+    for (options, says) in [
+        ("--keys 200000 --server-bytes 2MiB", "out of remote memory"),
+        ("--keys 200000 --server-bytes 2MiB", "more or larger memory servers"),
+    ] {
+        let line = format!("bench --mix c {options}");
+        let said = farlink(&line.split(' ').collect::<Vec<_>>());
+        for option in said.errors.split(['`', ' ', ':', '\n']).filter(|word| word.starts_with("--")) {
+            assert!(help.contains(&format!("{option} ")), "no {option}: {}", said.errors);
+        }
+        said.must_fail_with(&[says]);
+    }
+}
