@@ -224,6 +224,7 @@ pub(crate) fn bench(programs: Programs<'_>, args: &BenchArgs) -> anyhow::Result<
     let prepared = Prepared { known, plan, data, trace, loads, args, _spool: [keys.1, rects.1] };
     let Some(place) = there else {
         let plan = &prepared.plan;
+        prepared.data.require_room(plan)?;
         let default = || cluster::default_server_bytes(plan.loaded, plan.servers, prepared.data.servers(plan));
         let bytes = args.server_bytes.unwrap_or_else(default);
         let records = prepared.args.records.unwrap_or_default();

@@ -14,6 +14,7 @@ use farlink_runtime::access::Structure;
 use farlink_runtime::catalog::{self, CreateOptions};
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::error::Error;
+use farlink_runtime::layout::CATALOG_PAGES;
 use farlink_runtime::leaks;
 use farlink_runtime::one_sided::{OneSided, Proof};
 use farlink_runtime::page::SizeClass;
@@ -125,6 +126,9 @@ pub(crate) trait Data {
 
     /// How many memory servers will have pages of it.
     fn servers(&self, plan: &Plan) -> u32;
+
+    /// Whether the catalog has room for the structures that it is made of, if none else are there.
+    fn require_room(&self, plan: &Plan) -> anyhow::Result<()>;
 
     /// What the user should know of it.
     fn remark(&self) -> Option<String>;
@@ -324,12 +328,24 @@ impl<S: Subject> Data for DataOf<S> {
         }
     }
 
+    fn require_room(&self, plan: &Plan) -> anyhow::Result<()> {
+        let (parts, room) = (route::cut::<S>(&self.0, plan).parts(), CATALOG_PAGES - 1);
+        let of = if plan.access.is_divided() { "servers" } else { "processes" };
+        ensure!(
+            parts <= room,
+            "--access {} with so many --{of} makes {parts} structures of it, and a cluster has room for {room}",
+            plan.access
+        );
+        Ok(())
+    }
+
     fn remark(&self) -> Option<String> {
         S::remark(&self.0)
     }
 
     fn open_or_create(&self, cluster: &ClusterView, plan: &mut Plan, loads: bool) -> anyhow::Result<()> {
         plan.servers = cluster.servers();
+        self.require_room(plan)?;
         let deadline = Instant::now() + MAKING_LIMIT;
         loop {
             match self.try_open_or_create(cluster, plan, loads)? {

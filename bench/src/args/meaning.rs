@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
+use farlink_runtime::layout::SLOTS;
 
 use super::bench::{BenchArgs, CacheSize, DistributionChoice};
 use crate::load_choice::{LoadChoice, fill_of, require_order_of_inserts};
@@ -16,6 +17,8 @@ use crate::subject::{AccessMode, Distribution, InsertOrder, Setting};
 const SECONDS_DEFAULT: Duration = Duration::from_secs(3);
 const KEYS_DEFAULT: u64 = 1_000_000;
 const THETA_DEFAULT: f64 = 0.99;
+/// The bench itself joins the cluster beside its processes, to check the structure.
+const LOOKING: usize = 1;
 
 /// A key and its value.
 const ENTRY_BYTES: f64 = 16.0;
@@ -78,6 +81,14 @@ impl BenchArgs {
         };
         let policy = self.policy.unwrap_or(PolicyChoice::CostAware);
         let ships = self.access().is_divided() || (self.access().asks_a_policy() && policy != PolicyChoice::Never);
+        let server_threads = self.connect.is_none().then(|| self.server_threads.unwrap_or(u32::from(ships)));
+        let serving = if server_threads.unwrap_or(0) > 0 { self.servers } else { 0 };
+        ensure!(
+            (self.processes + serving) as usize + LOOKING <= SLOTS,
+            "--processes {}: a cluster has room for {SLOTS} compute servers at a time; {serving} are memory servers that carry out \
+             operations, and {LOOKING} looks at the structure",
+            self.processes
+        );
         Ok(Plan {
             structure: known.name().to_owned(),
             access: self.access(),
@@ -90,7 +101,7 @@ impl BenchArgs {
             name: self.name.clone(),
             parts: Vec::new(),
             servers: self.servers,
-            server_threads: self.connect.is_none().then(|| self.server_threads.unwrap_or(u32::from(ships))),
+            server_threads,
             processes: self.processes,
             workers: self.workers,
             in_flight: self.in_flight.clone(),
@@ -365,6 +376,8 @@ mod tests {
             ("--unordered", "go with --connect verbs://"),
             ("--secret-file s", "go with --connect verbs://"),
             ("--connect d --servers 3", "cannot be used with"),
+            ("--processes 256", "room for 256 compute servers at a time; 0 are memory servers"),
+            ("--access coarse --servers 62 --processes 194", "62 are memory servers"),
         ] {
             let error = error(args);
             assert!(error.contains(says), "{args}: {error}");
