@@ -12,6 +12,7 @@
 use std::{
     array,
     cell::Cell,
+    pin::pin,
     rc::Rc,
     sync::atomic::{AtomicU64, Ordering},
 };
@@ -27,7 +28,7 @@ use farlink_runtime::{
     one_sided::{OneSided, OneSidedPages, PageCopy},
     page::{LOCK, SizeClass, has_words},
 };
-use futures_util::future::join_all;
+use futures_util::{StreamExt as _, stream};
 use smallvec::SmallVec;
 
 use crate::store::{CacheLayout, RemoteStore, page_id, to_cache};
@@ -223,7 +224,9 @@ impl<P: Plugin> Access for CachedInner<P> {
         let cached: Vec<&SharedPage> = pages.iter().filter(|page| page.is_cached).copied().collect();
         let current = self.one_sided().are_current(cached.iter().map(|page| &page.copy)).await?;
         let stale: Vec<_> = cached.into_iter().zip(current).filter(|(_, is_current)| !is_current).collect();
-        for renewed in join_all(stale.iter().map(|(page, _)| self.renewed(page.link()))).await {
+        let renewing = stream::iter(stale.iter().map(|(page, _)| self.renewed(page.link())));
+        let mut renewing = pin!(renewing.buffered(self.context().worker.window()));
+        while let Some(renewed) = renewing.next().await {
             if let Err(Interrupt::Failed(error)) = renewed {
                 return Err(error.into());
             }

@@ -88,7 +88,7 @@ const NAMES: usize = 16;
 /// What is counted under the names beyond those.
 const OTHERS: &str = "others";
 
-/// Counts under names that structures give them ([`Handle::count`](crate::worker::Handle::count)): of 16 names in a process, and of all
+/// Counts under names that structures give them ([`Handle::count`](crate::worker::Handle::count)): of 16 names by each worker, and of all
 /// that come later together, as `others`.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Named {

@@ -581,7 +581,7 @@ fn a_change_of_an_old_copy_is_a_conflict() {
     }
 }
 
-/// It costs a round trip, and one more if copies were old, however many.
+/// It costs a round trip, and one more if copies were old, as long as the window has room for all of them.
 #[test]
 fn old_copies_in_a_cache_are_renewed_together() {
     const SMALL_BYTES: usize = 256;
