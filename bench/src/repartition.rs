@@ -97,10 +97,10 @@ pub(crate) fn repartition<S: Subject>(
 fn is_left((owner, times): (OwnerId, f64), moves: usize) -> anyhow::Error {
     let why = match moves >= MOVES_MAX {
         true => format!("{MOVES_MAX} moves were made, as many as one command makes"),
-        false => "what it uses most cannot be cut any more, or was given up just now".to_owned(),
+        false => "nothing that it has would make it more even elsewhere, or it was given up just now".to_owned(),
     };
     let owner = owner.incarnation();
-    anyhow!("compute server {owner} has still {times:.2} times the average, and not {TOLERANCE} at most: {why}")
+    anyhow!("compute server {owner} has still {times:.2} times the average of uses, and not {TOLERANCE} at most: {why}")
 }
 
 /// Who owns what now.

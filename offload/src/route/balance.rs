@@ -104,8 +104,8 @@ pub struct Moved<R> {
 /// How much there is to do is asked once, at first: who has just been given a region has cached little of it. What dead owners had goes to
 /// the others in turn, before that. `moved` gets each move that is made, also before an error.
 ///
-/// Answers who has more than that all the same, if somebody has, and how many times the average: what it has is in no smaller pieces, or
-/// was given up just now, or that were moves enough.
+/// Answers who has more than that all the same, if somebody has, and how many times the average: nothing that it has would
+/// make it more even elsewhere, or it was given up just now, or that were moves enough.
 ///
 /// # Errors
 /// As [`loads`] and [`move_region`].
@@ -141,8 +141,8 @@ pub async fn balance<R: Region>(
             return Ok(None);
         };
         let (most, least) = (uses(&ranks[hot].1), uses(&ranks[cool].1));
-        // Uses are whole: nobody can have less than the next whole number.
-        if most as f64 <= (average * tolerance).ceil() {
+        // Uses are whole: somebody has the next whole number.
+        if most as f64 <= (average * tolerance).max(average.ceil()) {
             return Ok(None);
         }
         let left = Ok(Some((ranks[hot].0, most as f64 / average)));
@@ -153,12 +153,14 @@ pub async fn balance<R: Region>(
         let (from, to) = (ranks[hot].0, ranks[cool].0);
         let is_small = |load: &&Load<R>| load.uses <= excess + excess / 4 && load.uses * 2 >= excess;
         let whole = ranks[hot].1.iter().filter(is_small).max_by_key(|load| load.uses).cloned();
+        // What makes the other one as hot would only come back.
+        let makes_even = |load: &Load<R>| load.uses > 0 && least + load.uses < most;
         let chosen = match whole {
             Some(load) => Some(load),
-            None => loads(worker, structure, from, excess).await?.piece,
+            None => loads(worker, structure, from, excess).await?.piece.filter(makes_even),
         };
-        // One that has as many uses would only be hot elsewhere, and come back.
-        let Some(Load { region, uses }) = chosen.filter(|load| least + load.uses < most) else { return left };
+        let smaller = || ranks[hot].1.iter().filter(|load| makes_even(load)).max_by_key(|load| load.uses).cloned();
+        let Some(Load { region, uses }) = chosen.filter(makes_even).or_else(smaller) else { return left };
         let Some(region) = move_region(worker, structure, &region, from, to).await? else { return left };
         // What it was a part of.
         let of = ranks[hot].1.iter().position(|load| region.overlap(&load.region) != Overlap::Outside);

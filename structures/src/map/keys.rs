@@ -95,9 +95,13 @@ impl Region for KeyRange {
     fn piece(parts: &[(Self, u64)], uses: u64) -> Option<(Self, u64)> {
         let mut parts: Vec<&(Self, u64)> = parts.iter().collect();
         parts.sort_unstable_by_key(|(range, _)| range.low);
-        // The upper end: new keys are often the largest.
+        // The upper end: new keys are often the largest. But not of what would be far too much by itself.
+        let too_much = parts.iter().rev().take_while(|(_, of)| *of > uses.saturating_mul(2)).count();
+        let too_much = if too_much == parts.len() { 0 } else { too_much };
+        // Something is left.
+        let kept = usize::from(too_much == 0).min(parts.len());
         let (mut piece, mut sum): (Option<Self>, u64) = (None, 0);
-        for (range, of) in parts.iter().skip(1).rev() {
+        for (range, of) in parts[kept..parts.len() - too_much].iter().rev() {
             if piece.is_some() && sum + of / 2 > uses {
                 break;
             }
@@ -155,9 +159,18 @@ mod tests {
             let (piece, has) = KeyRange::piece(&parts, wanted).unwrap();
             let inside = parts.iter().filter(|(range, _)| range.overlap(&piece) == Overlap::Inside);
             prop_assert_eq!(inside.map(|(_, uses)| uses).sum::<u64>(), has);
-            prop_assert!(piece.low > 0, "all of it");
-            // As near as the next page is, unless that is the last one of all, which stays, or the first, which goes.
-            prop_assert!(has.abs_diff(wanted) <= 25 || has == sum - uses[0] || piece == range(uses.len() - 1));
+            prop_assert!(has < sum, "all of it");
+            // What is far too much stays, with all above it; if nothing else is there, the last one goes.
+            let stay = uses.iter().rev().take_while(|&&uses| uses > 2 * wanted).count();
+            match uses.len() - stay {
+                0 => prop_assert_eq!(piece, range(uses.len() - 1)),
+                below => {
+                    prop_assert_eq!(piece.high, range(below - 1).high);
+                    let most: u64 = uses[usize::from(stay == 0)..below].iter().sum();
+                    // As near as the next page is.
+                    prop_assert!(has.abs_diff(wanted) <= 25 || has == most, "{} of {} wanted", has, wanted);
+                }
+            }
         }
     }
 }

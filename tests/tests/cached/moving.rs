@@ -432,6 +432,48 @@ fn owners_are_balanced_by_uses() {
     assert_left_clean(&fabric, &model, "balanced");
 }
 
+/// The hottest leaf is the uppermost, as where keys are appended, and is too much for anybody else: what is below it goes.
+#[test]
+fn who_has_the_hottest_leaf_gives_the_others_away() {
+    let model = sparse(4000);
+    let fabric = fabric(FabricProfile::Fast, 256, &model, 0.8);
+    let guest = Member::join(&fabric, 9);
+    let (worker, structure) = (&guest.worker, guest.tree.structure());
+    let cuts = [10_000, 20_000].map(|key| worker.block_on(guest.tree.leaf_low(key)).unwrap());
+    let hottest = worker.block_on(guest.tree.leaf_low(39_990)).unwrap();
+    let counting = || cache(CACHE_BYTES_MIN, Admission::Frequency);
+    let owners: Vec<Owner> = (1..)
+        .zip(KeyRange::cut_at(&cuts))
+        .map(|(seed, range)| Owner::with(&fabric, seed, &[range], counting()))
+        .collect();
+    let ids: Vec<_> = owners.iter().map(|owner| owner.member.compute.owner()).collect();
+    let tree = to_owners(&guest, &routes(&guest));
+    // Each owner's first keys again and again, and in the uppermost leaf as much as half an owner has.
+    worker.block_on(async {
+        for round in 0..40 {
+            for &key in model.keys() {
+                let is_hot = if key >= 20_000 { key < 23_000 } else { key % 10_000 < 2000 };
+                for _ in 0..if key >= hottest { 50 } else { u64::from(is_hot || round == 0) } {
+                    assert!(tree.get(key).await.unwrap().is_some());
+                }
+            }
+        }
+    });
+    let of = |owner| worker.block_on(loads::<KeyRange>(worker, structure, owner, 0)).unwrap().uses();
+    let before: Vec<u64> = ids.iter().map(|&owner| of(owner)).collect();
+    let average = before.iter().sum::<u64>() as f64 / 3.0;
+    assert!(before[2] as f64 > 1.2 * average, "{before:?}");
+    let mut moved = Vec::new();
+    let left = worker.block_on(balance::<KeyRange>(worker, structure, &ids, 1.2, 10, &mut moved)).unwrap();
+    assert!(left.is_none() && !moved.is_empty(), "{before:?}: {moved:?}, {left:?}");
+    assert!(moved.iter().all(|moved| moved.from == ids[2] && !moved.region.contains(hottest)), "{before:?}: {moved:?}");
+    drop(tree);
+    owners.iter().for_each(Owner::close);
+    settle(owners.iter().map(|owner| &owner.member).chain([&guest]));
+    drop((owners, guest));
+    assert_left_clean(&fabric, &model, "all but the hottest leaf");
+}
+
 /// A range that its owner does not have any more is not moved; one that nobody can take stays where it was.
 #[test]
 fn a_move_that_cannot_be_changes_nothing() {

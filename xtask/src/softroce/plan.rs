@@ -148,7 +148,7 @@ impl Script {
         self.stress(Lane::Programs, "stress one-sided", &[]);
         self.stress(Lane::Programs, "stress cached", &[&SMALL_CACHE]);
         self.stress(Lane::Programs, "stress faulty", &[&["--faulty", "200"]]);
-        self.stress(Lane::Programs, "stress cached-inner", &[&["--access", "cached-inner"]]);
+        self.stress(Lane::Programs, "stress cached-inner", &[&["--access", "cached-inner", "--keys", "1000"]]);
         Ok(())
     }
 
