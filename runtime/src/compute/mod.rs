@@ -394,14 +394,24 @@ pub async fn living(worker: &Handle) -> Result<Vec<OwnerId>, Error> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use std::sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize},
+    use std::{
+        future::Future,
+        pin::pin,
+        rc::Rc,
+        sync::{
+            Arc,
+            atomic::{AtomicBool, AtomicUsize},
+        },
+        task::{Context, Poll, Waker},
     };
 
     use super::*;
     use crate::{
-        fabric::{Endpoint, mem::MemOptions},
+        fabric::{
+            Endpoint,
+            faulty::{FaultOptions, FaultyFabric},
+            mem::MemOptions,
+        },
         page::SizeClass,
         pages::{allocate, free_owned},
         structure::Placement,
@@ -454,6 +464,90 @@ mod tests {
             assert!(!self.panics.load(Ordering::Relaxed), "maintenance panics here, as the test has told it to");
             self.inner.check_servers()
         }
+    }
+
+    /// Of its endpoints those carry nothing out that are made after it was told so.
+    #[derive(Debug)]
+    struct Failing {
+        inner: Arc<dyn Fabric>,
+        faulty: FaultyFabric,
+        fails: AtomicBool,
+    }
+
+    impl Failing {
+        fn new() -> Arc<Self> {
+            let inner: Arc<dyn Fabric> =
+                Arc::new(crate::server::in_process(1, 4 << 20, MemOptions::default()).unwrap());
+            let options = FaultOptions { registrations_one_in: 0, ..FaultOptions::one_in(1, 7) };
+            let faulty = FaultyFabric::new(Arc::clone(&inner), options);
+            Arc::new(Self { inner, faulty, fails: AtomicBool::new(false) })
+        }
+    }
+
+    impl Fabric for Failing {
+        fn servers(&self) -> usize {
+            self.inner.servers()
+        }
+
+        fn region_bytes(&self, server: ServerId) -> u64 {
+            self.inner.region_bytes(server)
+        }
+
+        fn endpoint(&self, seed: u64, clock: Clock) -> Result<Box<dyn Endpoint>, FabricError> {
+            match self.fails.load(Ordering::Relaxed) {
+                true => self.faulty.endpoint(seed, clock),
+                false => self.inner.endpoint(seed, clock),
+            }
+        }
+
+        fn claim(&self, owner: OwnerId) -> Result<Box<dyn OwnerClaim>, FabricError> {
+            self.inner.claim(owner)
+        }
+
+        fn liveness(&self, owner: OwnerId) -> Liveness {
+            self.inner.liveness(owner)
+        }
+
+        fn check_servers(&self) -> Result<(), FabricError> {
+            self.inner.check_servers()
+        }
+    }
+
+    /// In virtual time.
+    #[test]
+    fn who_joins_where_every_request_fails_is_told_after_a_while() {
+        let (fabric, clock) = (Failing::new(), Clock::Virtual(Rc::default()));
+        fabric.fails.store(true, Ordering::Relaxed);
+        let mut joining = pin!(ComputeServer::join_async(fabric, ComputeOptions::default(), clock.clone()));
+        for ms in 0..2 * JOIN_NS_MAX / 1_000_000 {
+            clock.skip_to(ms * 1_000_000);
+            if let Poll::Ready(joined) = joining.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                let is_told = matches!(joined, Err(Error::Fabric(FabricError::RequestFailed { what: "READ", .. })));
+                assert!(is_told && clock.now_ns() >= JOIN_NS_MAX, "after {ms} ms: {joined:?}");
+                return;
+            }
+        }
+        panic!("it goes on joining");
+    }
+
+    /// Time stands still: however often its worker has a turn, it rests.
+    #[test]
+    fn a_read_that_fails_rests_before_it_is_posted_again() {
+        let (fabric, clock) = (Failing::new(), Clock::Virtual(Rc::default()));
+        let options = ComputeOptions { maintenance: Maintenance::Manual, ..ComputeOptions::default() };
+        let compute = ComputeServer::join(fabric.clone(), options).unwrap();
+        fabric.fails.store(true, Ordering::Relaxed);
+        let worker = compute.worker_with(clock).unwrap();
+        fabric.fails.store(false, Ordering::Relaxed);
+        {
+            let mut reading = pin!(worker.drive(worker.read(layout::slot_at(0), 1)));
+            for _ in 0..1000 {
+                let polled = reading.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+                assert!(polled.is_pending(), "{polled:?}");
+            }
+        }
+        let reads = worker.counters().reads;
+        assert!((1..20).contains(&reads), "{reads} READs");
     }
 
     /// Who cannot maintain what it has does not join, and counts as dead.
