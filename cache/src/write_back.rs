@@ -19,7 +19,7 @@ use crate::{
     fetch::yield_once,
     frame::State,
     handle::CacheHandle,
-    id::{PageId, SizeClass, is_swizzled},
+    id::{PageId, SizeClass},
     sync::{AtomicU64, Ordering, Spin, Step, fence, is_left_out},
     table::Found,
     traits::{Layout, Store},
@@ -109,16 +109,11 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         if image.len() != body.len() {
             return refuse(Misuse::BufferSize { got: image.len(), words: body.len() }.into());
         }
-        if !self.copy_unswizzled(body, &mut image) || self.has_swizzled(body, &image) {
+        if !self.copy_unswizzled(body, &mut image) {
             return refuse(CacheError::BadLink);
         }
         frame.begin_write(cache.flushes());
         Ok(Snapshot { index, page, image })
-    }
-
-    /// Whether a link of an image is still swizzled.
-    fn has_swizzled(&self, body: &[AtomicU64], words: &[u64]) -> bool {
-        self.cache().layout.links(body).any(|slot| words.get(slot).is_some_and(|&word| is_swizzled(word)))
     }
 
     /// Writes pages as a task of the store; those that are still clean then cool.
