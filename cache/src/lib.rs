@@ -189,6 +189,7 @@ pub use crate::{
     options::{Admission, CacheOptions},
     traits::{Layout, Store},
     values::{ValueCache, ValueCounters, ValueHandle},
+    write_back::look_again,
 };
 
 /// The snippets of the guide's chapter compile and run.

@@ -78,6 +78,8 @@ pub enum Step {
     StateBeforeWake,
     /// Of waiting for what is being fetched: what the caller has done before comes first.
     FetchedFence,
+    /// Of a store that looks whether a page may be let in: that the page is on its way comes first.
+    LookFence,
     /// Of evicting: that the page still cools since the version in hand.
     EvictionCheck,
     /// Of a snapshot: the page is clean from then on, not from the end of the write.

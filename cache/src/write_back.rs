@@ -88,6 +88,15 @@ impl<S: Store, L: Layout> Drop for Unanswered<S, L> {
 /// The store's answers, as many as it gave, once there will be no more; and who waits for them.
 pub(crate) type Outcomes<E> = Rc<RefCell<(Option<Vec<Result<(), CacheError<E>>>>, Option<Waker>)>>;
 
+/// What [`Store::read`] decides by whether a page may be let in, looked at once the page has been read. Whoever changes it and then waits in
+/// [`CacheHandle::until_fetched`] waits for that page, or the change is seen here.
+pub fn look_again<T>(look: impl FnOnce() -> T) -> T {
+    if !is_left_out(Step::LookFence) {
+        fence(Ordering::SeqCst);
+    }
+    look()
+}
+
 impl<S: Store, L: Layout> CacheHandle<S, L> {
     /// A snapshot of a dirty page, whose lock the caller holds. An error if the store has no buffer for it or one of another length, or
     /// a link in it leads to no page: it was not written by anybody who knows the layout.
@@ -284,7 +293,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     }
 
     /// Waits until every page is here that is on its way from the store, and for those that are excluded until they are no more. If the caller has just changed what [`Store::read`] goes by,
-    /// which that looks at behind a fence (`SeqCst`), then pages that it has let in by what was before are all here.
+    /// which that looks at in [`look_again`], then pages that it has let in by what was before are all here.
     pub async fn until_fetched(&self) {
         let cache = self.cache();
         if !is_left_out(Step::FetchedFence) {

@@ -11,8 +11,8 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
-use farlink_cache::{CacheHandle, Layout, PageCache, PageId, SizeClass, Store, model};
-use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use farlink_cache::{CacheHandle, Layout, PageCache, PageId, SizeClass, Store, look_again, model};
+use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The size of all pages here.
 pub const CLASS: SizeClass = SizeClass::of_bytes(64).expect("64 is a page's size");
@@ -47,10 +47,9 @@ struct Shared {
     is_slow: PlainBool,
     /// Whether the next write fails.
     fails: PlainBool,
-    /// Whether pages are let in at all, for reads that look whether they are: behind a fence, or not.
+    /// Whether pages are let in at all, for reads that look whether they are.
     is_shut: AtomicBool,
     looks: PlainBool,
-    fences: PlainBool,
 }
 
 /// [`refuse`](crate::refuse) for a model of the cache that leaves a step out.
@@ -122,9 +121,8 @@ impl Pages {
     }
 
     /// Has reads look whether pages are let in.
-    pub fn look(&self, fences: bool) {
+    pub fn look(&self) {
         self.0.looks.store(true, Relaxed);
-        self.0.fences.store(fences, Relaxed);
     }
 
     /// Lets no more pages in.
@@ -158,10 +156,7 @@ impl Store for Pages {
         self.pass_time().await;
         let mut words = vec![0; class.words()];
         words[..2].copy_from_slice(self.pages().get(&page).ok_or(Refused)?);
-        if self.0.fences.load(Relaxed) {
-            fence(Ordering::SeqCst);
-        }
-        if self.0.looks.load(Relaxed) && self.0.is_shut.load(Ordering::Relaxed) {
+        if self.0.looks.load(Relaxed) && look_again(|| self.0.is_shut.load(Ordering::Relaxed)) {
             return Err(Refused);
         }
         Ok(words)

@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use farlink_cache::{CacheError, Conflict, PageError, PageId, Store};
+use farlink_cache::{CacheError, Conflict, PageError, PageId, Store, look_again};
 use farlink_runtime::{
     access::{Access, Context, Interrupt, Link, PageRef, Plugin},
     buffer::Buffer,
@@ -23,7 +23,7 @@ use farlink_runtime::{
     page::{self, CHECKSUM, IDENTITY, Identity, LOCK, SizeClass},
     ptr::ServerId,
     structure::{Overlap, Region},
-    sync::{Ordering, fence},
+    sync::Ordering,
     versioned::VersionedReader,
     write_ahead::{Arrivals, Log, PageRecord, Recorded, WordRun},
 };
@@ -368,9 +368,8 @@ impl<P: Plugin> Store for RemoteStore<P> {
         let at = copy.at();
         let words = copy.into_words();
         let is_leaf = Identity::from_word(words[IDENTITY]).is_some_and(|identity| identity.level == 0);
-        // Whoever changes what is owned sees that this page is on its way, or it is seen here that it is changed.
-        fence(Ordering::SeqCst);
-        match self.overlap(&*words) {
+        // Whoever changes what is owned waits for this page then, or it is seen here that it is changed.
+        match look_again(|| self.overlap(&*words)) {
             Overlap::Outside => Err(Error::OutsidePartition { page: at }.into()),
             Overlap::Partly if is_leaf => Err(Error::OutsidePartition { page: at }.into()),
             Overlap::Partly => {

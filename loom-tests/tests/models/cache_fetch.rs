@@ -14,7 +14,7 @@ use std::{
 };
 
 use farlink_cache::model::Step;
-use farlink_loom_tests::{CLASS, Handle, Pages, Seen, block_on, explore, id, refuse, refuse_without, run};
+use farlink_loom_tests::{CLASS, Handle, Pages, Seen, block_on, explore, id, refuse_without, run};
 use loom::sync::atomic::Ordering::Relaxed;
 
 /// Two handles of a cache in which nothing is, each with a free frame at hand.
@@ -68,9 +68,9 @@ fn load_and_drop() -> bool {
 }
 
 /// A load, and somebody who has no more pages let in. True if he finds the page.
-fn load_and_shut(fences: bool) -> bool {
+fn load_and_shut() -> bool {
     let (store, [loader, shutter]) = setup();
-    store.look(fences);
+    store.look();
     let loader = run(move || {
         let is_let_in = block_on(loader.load(id(2), CLASS)).is_ok();
         (is_let_in, loader)
@@ -92,7 +92,7 @@ fn what_the_store_has_let_in_is_waited_for() {
     let here = Seen::new();
     let seen = here.clone();
     explore("cache fetch, no more let in", move || {
-        if load_and_shut(true) {
+        if load_and_shut() {
             seen.mark();
         }
     });
@@ -102,11 +102,11 @@ fn what_the_store_has_let_in_is_waited_for() {
 #[test]
 fn broken_waits_miss_a_page_on_its_way() {
     let late = "was not waited for";
-    refuse("cache fetch, let in without a fence", late, || {
-        load_and_shut(false);
+    refuse_without(Step::LookFence, "cache fetch, let in without a fence", late, || {
+        load_and_shut();
     });
     refuse_without(Step::FetchedFence, "cache fetch, waited for without a fence", late, || {
-        load_and_shut(true);
+        load_and_shut();
     });
 }
 
