@@ -15,6 +15,7 @@ mod fencing;
 mod gate;
 mod last_out;
 mod local_locks;
+mod log_admission;
 mod log_arrivals;
 mod mapping;
 mod message_eventcount;

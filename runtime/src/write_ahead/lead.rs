@@ -20,7 +20,7 @@ impl<'a> Taken<'a> {
         state.next += 1;
         let spare = std::mem::take(&mut state.spare);
         let pending = std::mem::replace(&mut state.pending, spare);
-        log.0.unplaced.store(pending.words as u64, Ordering::Relaxed);
+        log.0.admission.take(pending.words);
         Self { log, batch, pending }
     }
 }

@@ -67,16 +67,18 @@ use std::sync::Arc as StdArc;
 
 use smallvec::SmallVec;
 
-#[doc(hidden)]
-pub use self::arrivals::{Group, Line};
 pub use self::{
     arrivals::Arrivals,
     reserve::{Admitted, Reserve, Shortening},
 };
+#[doc(hidden)]
+pub use self::{
+    arrivals::{Group, Line},
+    reserve::{ADMITTED_WORDS, Admission, Blocked, RESERVE, RESERVED_WORDS},
+};
 use self::{
     lead::{Lead, Taken},
     pending::Pending,
-    reserve::{RESERVE, RESERVED_WORDS},
     space::{Held, Space},
 };
 pub use crate::redo::{PageRecord, Recorded, WordRun};
@@ -88,7 +90,7 @@ use crate::{
     page::StructureId,
     ptr::{Link, RemotePtr, ServerId},
     recovery::wipe,
-    redo::{RING_CLASS, SHARE_WORDS_MAX, seal_batch, words_of},
+    redo::{RING_CLASS, seal_batch, words_of},
     remote::write_words,
     sync::{Arc, AtomicU64, Mutex, MutexGuard, Ordering, lock},
     tenure::Tenure,
@@ -121,12 +123,8 @@ struct Inner {
     failures: AtomicU64,
     /// Whether there may be [chores](Log::chores).
     has_chores: AtomicU64,
-    /// Whether there may be no memory for more segments.
-    is_tight: AtomicU64,
-    /// Words of changes that are [admitted](Log::admit), and not recorded.
-    admitted: AtomicU64,
-    /// Words of the batch on its way, until it has a place. Changed with the state or the room locked.
-    unplaced: AtomicU64,
+    /// What there has to be room for. What is pending is in the state, and what is empty in the room.
+    admission: Admission,
     /// Who waits. Who leads it writes.
     line: Line,
     state: Mutex<State>,
@@ -231,7 +229,7 @@ impl Log {
         let bytes = (bytes as u64).min(memory / MEMORY_SHARE) as usize;
         let segments_max = SEGMENTS.max(bytes / RING_CLASS.bytes());
         let life = Life { number, compute };
-        let [arrived, failures, has_chores, is_tight, admitted, unplaced] = [0, 0, 0, 1, 0, 0].map(AtomicU64::new);
+        let [arrived, failures, has_chores] = [0; 3].map(AtomicU64::new);
         let mut room = Room::default();
         std::mem::take(&mut reserve.segments).into_iter().for_each(|segment| room.space.add(segment));
         let (line, state, room) = (Line::default(), Mutex::new(state), Mutex::new(room));
@@ -243,9 +241,7 @@ impl Log {
             arrived,
             failures,
             has_chores,
-            is_tight,
-            admitted,
-            unplaced,
+            admission: Admission::default(),
             line,
             state,
             room,
@@ -273,7 +269,7 @@ impl Log {
         if state.pending.words > PENDING_WORDS_MAX {
             self.0.has_chores.store(1, Ordering::Relaxed);
         }
-        self.note_tight(&state);
+        self.0.admission.note_pending(state.pending.words);
         state.next
     }
 
@@ -293,21 +289,18 @@ impl Log {
         if state.pending.last(page).is_some_and(|last| last.version == version && last.what.is_whole()) {
             return Ok(state.next);
         }
-        let has_room = {
+        let fits = {
             let mut room = self.room();
             if let Some(batch) = room.spaces().into_iter().find_map(|space| space.batch_of(page, version)) {
                 return Ok(batch);
             }
-            // With the room locked: a batch may get its place just now.
-            room.space.empty_count() >= self.expected_segments(&state, image.len())
+            self.0.admission.has_room_for_image(state.pending.words, room.space.empty_count(), image.len())
         };
-        let words = state.pending.words + image.len();
-        let fits = has_room && (words <= RESERVED_WORDS || state.pending.words == 0);
         if !fits {
             return Err((state.pending.words > 0).then_some(state.next));
         }
         state.pending.add(PageRecord { page, version, is_shared: false, what: Recorded::Image(image.into()) });
-        self.note_tight(&state);
+        self.0.admission.note_pending(state.pending.words);
         Ok(state.next)
     }
 
@@ -381,7 +374,7 @@ impl Log {
     fn put_back(&self, pending: Pending, why: Failure) {
         let state = &mut *self.state();
         state.failure = Some(why);
-        self.0.unplaced.store(0, Ordering::Relaxed);
+        self.0.admission.is_placed();
         self.0.failures.fetch_add(1, Ordering::Release);
         let later = std::mem::replace(&mut state.pending, pending);
         later.records.into_iter().for_each(|record| state.pending.add(record));
@@ -396,12 +389,12 @@ impl Log {
             // Only who writes takes any; but the log may have been turned over.
             if space.empty_count() >= space.needed_for(words) {
                 let places = space.take(batch, words, held(records));
-                self.0.unplaced.store(0, Ordering::Relaxed);
+                self.0.admission.is_placed();
                 if space.in_use() > self.0.segments_max {
                     self.0.has_chores.store(1, Ordering::Relaxed);
                 }
                 if made.is_err() {
-                    self.0.is_tight.store(1, Ordering::Relaxed);
+                    self.0.admission.set_tight();
                 }
                 break places;
             }
@@ -520,11 +513,6 @@ impl Log {
             }
         }
         self.wipe_past(worker, &write_back).await
-    }
-
-    /// How many segments are kept empty, for images, what is pending and what is admitted.
-    fn reserve_count(&self, state: &State) -> usize {
-        RESERVE + self.expected_words(state).div_ceil(SHARE_WORDS_MAX)
     }
 
     async fn wipe_past(

@@ -6,30 +6,157 @@ use crate::{
     ptr::RemotePtr,
     recovery::{RingUse, another_ring},
     redo::{RING_CLASS, SHARE_WORDS_MAX},
-    sync::{Arc, Ordering, lock},
+    sync::{Arc, AtomicU64, Ordering, lock},
     worker::Handle,
 };
 /// Segments that are kept empty, for the time when there is no memory for more.
-pub(super) const RESERVE: usize = 16;
+pub const RESERVE: usize = 16;
 /// So much of it is for what is written back; and at most so much is pending when somebody adds to it.
-pub(super) const RESERVED_WORDS: usize = RESERVE / 2 * SHARE_WORDS_MAX;
+pub const RESERVED_WORDS: usize = RESERVE / 2 * SHARE_WORDS_MAX;
 
 /// Batches take whole segments: the one on its way, and what is pending.
 const ROUNDING: usize = 2;
 /// While there is memory, so many words are admitted without a look at what is empty.
-const ADMITTED_WORDS: u64 = RESERVED_WORDS as u64 / 2;
+pub const ADMITTED_WORDS: u64 = RESERVED_WORDS as u64 / 2;
+
+/// Words that there has to be room for in a log, beside those that are pending: how many these are is behind a lock, and how many segments
+/// are empty is behind another one.
+#[derive(Debug)]
+pub struct Admission {
+    /// Whether there may be no memory for more segments.
+    is_tight: AtomicU64,
+    /// Words of changes that are [admitted](Log::admit), and not recorded.
+    admitted: AtomicU64,
+    /// Words of the batch on its way, until it has a place. Changed with one of the locks held.
+    unplaced: AtomicU64,
+}
 
 /// Room for what an admitted change records: until that is recorded, and this dropped.
 #[derive(Debug)]
 #[must_use = "others have the room once it is dropped"]
 pub struct Admitted<'a> {
-    log: &'a Log,
+    admission: &'a Admission,
     words: u64,
 }
 
 impl Drop for Admitted<'_> {
     fn drop(&mut self) {
-        self.log.0.admitted.fetch_sub(self.words, Ordering::Relaxed);
+        // Release: who adds next and does not count these words sees that room is tight by what they made pending.
+        self.admission.admitted.fetch_sub(self.words, Ordering::Release);
+    }
+}
+
+/// Why a change is not admitted yet.
+#[derive(Debug, Clone, Copy)]
+pub enum Blocked {
+    /// Much is pending.
+    Pending,
+    /// So many segments are to be empty.
+    Full {
+        /// So many.
+        needed: usize,
+    },
+}
+
+impl Default for Admission {
+    /// Of a log of which it is not known whether there is memory for it.
+    fn default() -> Self {
+        let [is_tight, admitted, unplaced] = [1, 0, 0].map(AtomicU64::new);
+        Self { is_tight, admitted, unplaced }
+    }
+}
+
+impl Admission {
+    /// Whether there was memory for as many segments as are kept empty.
+    #[inline]
+    pub fn has_room(&self) -> bool {
+        self.is_tight.load(Ordering::Relaxed) == 0
+    }
+
+    /// Changes are admitted one by one from now on.
+    pub fn set_tight(&self) {
+        self.is_tight.store(1, Ordering::Relaxed);
+    }
+
+    /// Adds to what is admitted: this and all that is. Who admits says first whether room [is tight](Self::has_room), and adds then; who does
+    /// not want to wait adds first, and looks then. So of two who add at once the second one sees what the first one did before: it
+    /// counts the other's words, or finds that room is tight.
+    pub fn hold(&self, words: usize) -> (Admitted<'_>, u64) {
+        let words = words as u64;
+        let before = self.admitted.fetch_add(words, Ordering::AcqRel);
+        (Admitted { admission: self, words }, before + words)
+    }
+
+    /// Words that there has to be room for: what is admitted, pending, or on its way without a place.
+    fn expected_words(&self, pending: usize) -> usize {
+        self.admitted.load(Ordering::Relaxed) as usize + self.unwritten_words(pending)
+    }
+
+    /// Segments that there have to be, for so many words more that are pending: for the batch on its way, for what is pending, and for what is
+    /// admitted or may be without a look at what is empty.
+    fn expected_segments(&self, pending: usize, words: usize) -> usize {
+        // As whoever adds does, and in the same order with them: who is not counted here sees that room is tight, if it is here.
+        let admitted = self.admitted.fetch_add(0, Ordering::AcqRel);
+        let admitted = if self.has_room() { admitted.max(ADMITTED_WORDS) } else { admitted };
+        let unplaced = self.unplaced.load(Ordering::Relaxed);
+        let batches = [unplaced as usize, pending + words, admitted as usize];
+        batches.into_iter().map(|words| words.div_ceil(SHARE_WORDS_MAX)).sum()
+    }
+
+    /// Whether an image of so many words may be pending, too, where so many segments are empty. Under both locks: a batch may get its
+    /// place just now.
+    pub fn has_room_for_image(&self, pending: usize, empty: usize, words: usize) -> bool {
+        empty >= self.expected_segments(pending, words) && (pending == 0 || pending + words <= RESERVED_WORDS)
+    }
+
+    /// Changes are admitted one by one where much is not written yet. With what is pending locked.
+    pub fn note_pending(&self, pending: usize) {
+        if self.unwritten_words(pending) > RESERVED_WORDS {
+            self.set_tight();
+        }
+    }
+
+    /// Words that are pending, or on their way without a place.
+    fn unwritten_words(&self, pending: usize) -> usize {
+        pending + self.unplaced.load(Ordering::Relaxed) as usize
+    }
+
+    /// So much is on its way from now on, and no longer pending. With what is pending locked.
+    pub fn take(&self, words: usize) {
+        self.unplaced.store(words as u64, Ordering::Relaxed);
+    }
+
+    /// What is on its way has its place, or is pending again. With what it is counted by instead locked.
+    pub fn is_placed(&self) {
+        self.unplaced.store(0, Ordering::Relaxed);
+    }
+
+    /// [`Self::admit`] for those who do not want to wait; `None` says nothing. Under no lock.
+    #[inline]
+    pub fn try_admit(&self, words: usize) -> Option<Admitted<'_>> {
+        let (admitted, all) = self.hold(words);
+        (self.has_room() && all <= ADMITTED_WORDS).then_some(admitted)
+    }
+
+    /// Admits a change that records up to so many words, if there is room for that, for what is pending and admitted, and for images. Under
+    /// both locks.
+    ///
+    /// # Errors
+    /// What there has to be first.
+    pub fn admit(&self, pending: usize, empty: usize, words: usize) -> Result<Admitted<'_>, Blocked> {
+        let is_tight = self.unwritten_words(pending) > RESERVED_WORDS || empty < RESERVE;
+        self.is_tight.store(is_tight.into(), Ordering::Relaxed);
+        if pending > RESERVED_WORDS {
+            return Err(Blocked::Pending);
+        }
+        let (admitted, all) = self.hold(words);
+        // Who is alone may take some of what is for images: its own pages need none.
+        let for_images = match all == words as u64 {
+            true => RESERVED_WORDS.saturating_sub(words),
+            false => RESERVED_WORDS,
+        };
+        let needed = (self.expected_words(pending) + for_images).div_ceil(SHARE_WORDS_MAX) + ROUNDING;
+        if needed <= empty { Ok(admitted) } else { Err(Blocked::Full { needed }) }
     }
 }
 
@@ -37,54 +164,23 @@ impl Log {
     /// Whether there was memory for as many segments as are kept empty.
     #[inline]
     pub fn has_room(&self) -> bool {
-        self.0.is_tight.load(Ordering::Relaxed) == 0
-    }
-
-    /// Adds to what is admitted: this and all that is. Who admits says first whether room [is tight](Self::has_room), and adds then; who does
-    /// not want to wait adds first, and looks then. So of two who add at once the second one sees what the first one did before: it
-    /// counts the other's words, or finds that room is tight.
-    fn hold(&self, words: usize) -> (Admitted<'_>, u64) {
-        let words = words as u64;
-        let before = self.0.admitted.fetch_add(words, Ordering::AcqRel);
-        (Admitted { log: self, words }, before + words)
+        self.0.admission.has_room()
     }
 
     /// Whether changes are admitted that are not recorded.
     pub fn has_admitted(&self) -> bool {
-        self.0.admitted.load(Ordering::Relaxed) > 0
+        self.0.admission.admitted.load(Ordering::Relaxed) > 0
     }
 
-    /// Words that there has to be room for: what is admitted, pending, or on its way without a place.
-    pub(super) fn expected_words(&self, state: &State) -> usize {
-        self.0.admitted.load(Ordering::Relaxed) as usize + self.unwritten_words(state)
-    }
-
-    /// Segments that there have to be, for so many words more that are pending: for the batch on its way, for what is pending, and for what is
-    /// admitted or may be without a look at what is empty.
-    pub(super) fn expected_segments(&self, state: &State, words: usize) -> usize {
-        let [admitted, unplaced] = [&self.0.admitted, &self.0.unplaced].map(|words| words.load(Ordering::Relaxed));
-        let admitted = if self.has_room() { admitted.max(ADMITTED_WORDS) } else { admitted };
-        let batches = [unplaced as usize, state.pending.words + words, admitted as usize];
-        batches.into_iter().map(|words| words.div_ceil(SHARE_WORDS_MAX)).sum()
-    }
-
-    /// Changes are admitted one by one where much is not written yet.
-    pub(super) fn note_tight(&self, state: &State) {
-        if self.unwritten_words(state) > RESERVED_WORDS {
-            self.0.is_tight.store(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Words that are pending, or on their way without a place.
-    pub(super) fn unwritten_words(&self, state: &State) -> usize {
-        state.pending.words + self.0.unplaced.load(Ordering::Relaxed) as usize
+    /// How many segments are kept empty, for images, what is pending and what is admitted.
+    pub(super) fn reserve_count(&self, state: &State) -> usize {
+        RESERVE + self.0.admission.expected_words(state.pending.words).div_ceil(SHARE_WORDS_MAX)
     }
 
     /// [`Self::admit`] for those who do not want to wait; `None` says nothing.
     #[inline]
     pub fn try_admit(&self, words: usize) -> Option<Admitted<'_>> {
-        let (admitted, all) = self.hold(words);
-        (self.has_room() && all <= ADMITTED_WORDS).then_some(admitted)
+        self.0.admission.try_admit(words)
     }
 
     /// Admits a change that records up to so many words: there is room for that, for what others have pending or are admitted for, and for
@@ -95,27 +191,11 @@ impl Log {
     /// As [`Self::arrival`].
     pub async fn admit(&self, worker: &Handle, words: usize) -> Result<Option<Admitted<'_>>, Error> {
         loop {
-            let blocked = {
+            let (blocked, next) = {
                 let (state, room) = (self.state(), self.room());
-                let empty = room.space.empty_count();
-                let pending = (state.pending.words > RESERVED_WORDS).then_some(state.next);
-                let is_tight = self.unwritten_words(&state) > RESERVED_WORDS || empty < RESERVE;
-                self.0.is_tight.store(is_tight.into(), Ordering::Relaxed);
-                match pending {
-                    Some(batch) => Blocked::Pending(batch),
-                    None => {
-                        let (admitted, all) = self.hold(words);
-                        // Who is alone may take some of what is for images: its own pages need none.
-                        let for_images = match all == words as u64 {
-                            true => RESERVED_WORDS.saturating_sub(words),
-                            false => RESERVED_WORDS,
-                        };
-                        let needed = (self.expected_words(&state) + for_images).div_ceil(SHARE_WORDS_MAX) + ROUNDING;
-                        if needed <= empty {
-                            return Ok(Some(admitted));
-                        }
-                        Blocked::Full { needed }
-                    }
+                match self.0.admission.admit(state.pending.words, room.space.empty_count(), words) {
+                    Ok(admitted) => return Ok(Some(admitted)),
+                    Err(blocked) => (blocked, state.next),
                 }
             };
             match blocked {
@@ -123,7 +203,7 @@ impl Log {
                     Err(Error::OutOfMemory { .. } | Error::NotRecorded { .. }) => return Ok(None),
                     made => made?,
                 },
-                Blocked::Pending(batch) => match self.arrival(worker, batch).await {
+                Blocked::Pending => match self.arrival(worker, next).await {
                     // Pages may be written back that are recorded as they are.
                     Err(Error::NotRecorded { .. }) => return Ok(None),
                     arrived => arrived?,
@@ -137,7 +217,7 @@ impl Log {
     /// # Errors
     /// [`Error::OutOfMemory`]; if a memory server is lost.
     pub async fn make_image_room(&self, worker: &Handle, words: usize) -> Result<(), Error> {
-        let needed = self.expected_segments(&self.state(), words);
+        let needed = self.0.admission.expected_segments(self.state().pending.words, words);
         self.make_empty(worker, RESERVE.max(needed)).await
     }
 
@@ -177,14 +257,6 @@ impl Log {
     pub fn shorten(&self) -> Option<Shortening> {
         (!std::mem::replace(&mut self.room().is_shortened, true)).then(|| Shortening(self.clone()))
     }
-}
-
-/// Why a change is not admitted yet.
-enum Blocked {
-    /// This batch is large.
-    Pending(u64),
-    /// So many segments are to be empty.
-    Full { needed: usize },
 }
 
 /// The right to [shorten](Log::shorten) a log, until it is dropped.
