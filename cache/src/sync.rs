@@ -110,6 +110,8 @@ pub enum Step {
     LoadingDropped,
     /// Of dropping all pages that may have changed in the store: waiting for one that is about to cool.
     CoolingDropped,
+    /// Of dropping a page of which the store has a newer version: waiting for a fetch of it.
+    FetchAwaited,
     /// Of a change that frees pages: unlocking the others first.
     FreedLast,
     /// Of swizzling a link: that nothing else has changed since the page was read.

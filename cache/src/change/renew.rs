@@ -6,7 +6,8 @@ use crate::{
     frame::{Frame, NONE},
     handle::{CacheHandle, Page},
     id::{Link, PageId, SizeClass, is_swizzled},
-    sync::{AtomicU64, Ordering},
+    sync::{AtomicU64, Ordering, Step, is_left_out},
+    table::Found,
     traits::{Layout, Store},
 };
 
@@ -44,7 +45,10 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
     ) -> Result<bool, CacheError<S::Error>> {
         let mut tries = 0;
         while tries < INVALIDATE_TRIES_MAX {
-            if !self.cache().table.contains(&self.cache().arena, page) {
+            let (table, arena) = (&self.cache().table, &self.cache().arena);
+            let is_overlooked =
+                is_left_out(Step::FetchAwaited) && matches!(table.find(arena, page, None), Found::Loading);
+            if is_overlooked || !table.contains(arena, page) {
                 return Ok(false);
             }
             let found = self.load(page, class).await?;

@@ -6,6 +6,7 @@ mod cache_cooling;
 mod cache_exclusion;
 mod cache_fetch;
 mod cache_frames;
+mod cache_invalidate;
 mod cache_links;
 mod cache_lock;
 mod cache_write_back;
