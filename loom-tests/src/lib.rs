@@ -5,6 +5,11 @@
 //! return. Beside them stand *broken variants*: copies of one step of the protocol
 //! with one thing left out, which loom must refuse. They show that the model would notice.
 //!
+//! Four do a part of the protocol themselves: `log_arrivals`, who is polled and who leads, and `log_admission`, what is pending and which
+//! segments are empty, because a log needs a worker; `message_ring`, in which order a connection posts, because that needs both ends of a
+//! channel; `mapping`, what a Bw-tree puts into its entries, because no structure is built for loom. `cache_fetch` decides by a flag what
+//! a store decides by what is owned.
+//!
 //! Run them with `cargo xtask loom`. Without `--cfg loom` this crate is empty.
 //!
 //! What loom does not see: stores that take effect before earlier loads of their thread (load buffering), more than
