@@ -192,7 +192,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         }
         let pinned = if from.is_bypass() { None } else { Some(self.pin(from).ok()?) };
         let loading = self.begin_loading(self.try_take_frame(class)?, page).ok()?;
-        self.still_links(from, page).then_some(Missing { page, class, pinned, loading })
+        let is_there = is_left_out(Step::LinkCheck) || self.still_links(from, page);
+        is_there.then_some(Missing { page, class, pinned, loading })
     }
 
     /// Whether a page still has the link that was read from it; other links of it may have changed.
@@ -202,8 +203,10 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         }
         let Some(version) = from.frame.lock.read() else { return false };
         // A bypass page that was freed keeps its words until its last user has gone.
-        let is_in_use = from.frame.page() == Some(from.id) && from.frame.state() != State::BypassFreed;
-        let is_there = is_in_use && self.find_link(from.words, |word| word == page.get()).is_some();
+        let is_freed = from.frame.state() == State::BypassFreed && !is_left_out(Step::FreedLinks);
+        let is_there = from.frame.page() == Some(from.id)
+            && !is_freed
+            && self.find_link(from.words, |word| word == page.get()).is_some();
         is_there && from.frame.lock.validate(version)
     }
 

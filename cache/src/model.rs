@@ -88,6 +88,11 @@ impl<S: Store, L: Layout> Page<'_, S, L> {
         self.index()
     }
 
+    /// [`Page::into_use`] of one that may be no bypass page.
+    pub fn try_into_use(self) -> Option<(u32, PageId)> {
+        self.is_bypass().then(|| self.into_use())
+    }
+
     /// A bypass page's use, to be ended by [`CacheHandle::end_use`], on whatever thread.
     pub fn into_use(self) -> (u32, PageId) {
         assert!(self.is_bypass(), "only bypass pages have users");

@@ -118,6 +118,8 @@ pub enum Step {
     SameVersion,
     /// Of a fetch: that the link is still there once the page has its entry.
     LinkCheck,
+    /// Of that: a bypass page that was freed has no links, though its words are there.
+    FreedLinks,
     /// Of a change of several pages: having those written first that a flush is about to write.
     FlushedFirst,
     /// Of a flush: waiting for changes that do not know of it.

@@ -5,16 +5,16 @@
 //! and reads validly has read the page that it led to. For the inner pages:
 //! a page that is pinned does not cool, and one that cools has no swizzled link in it. While a page below the root is
 //! fetched, another thread changes the root: it counts as current afterwards only if nothing but the link has changed, and what
-//! has lost its link is not cached.
+//! has lost its link is not cached, whether it is fetched alone, with others, or below a page that was refused admission.
 //!
 //! Broken variants: a follower that does not look at the parent again, or only whether the page is a child of the parent, takes page 3 for
 //! page 2; a pin without its fence, and
 //! cooling that does not look at the pins, cool a pinned page; a swizzle that does not compare versions makes a page current that has
-//! changed; a fetch that does not look for the link again caches a freed page.
+//! changed; a fetch that does not look for the link again, or looks for it in a page that was refused admission and is freed, caches a freed page.
 
 use std::sync::Arc;
 
-use farlink_cache::{Anchor, Conflict, PageCache, PageError, is_swizzled, model::Step};
+use farlink_cache::{Admission, Anchor, Conflict, PageCache, PageError, is_swizzled, model, model::Step};
 use farlink_loom_tests::{CLASS, Handle, Pages, Seen, Tree, block_on, explore, explore_long, id, refuse_without, run};
 use loom::sync::atomic::Ordering::Relaxed;
 
@@ -198,8 +198,8 @@ fn swizzle_and_change() -> [bool; 2] {
     [is_current, cache.places(id(2)).first().is_some_and(|place| place.parent.is_some())]
 }
 
-/// One who fetches page 2, and one who frees it. Returns whether the first has had it, and whether it was freed.
-fn fetch_and_free() -> [bool; 2] {
+/// One who fetches page 2, with others or alone, and one who frees it. Returns whether the first has had it, and whether it was freed.
+fn fetch_and_free(with_others: bool) -> [bool; 2] {
     let store = store();
     let cache = store.cache(4);
     let [follower, freer] = [1, 2].map(|seed| handle(&cache, &store, seed));
@@ -214,7 +214,10 @@ fn fetch_and_free() -> [bool; 2] {
         if let Ok(root) = follower.enter(&anchor)
             && let Ok(link) = root.read(|words| words[1].load(Relaxed))
         {
-            has_had_it = block_on(follower.follow(&root, link, CLASS)).is_ok();
+            has_had_it = match with_others {
+                true => block_on(follower.follow_many(&root, &[(link, CLASS)])).iter().all(Result::is_ok),
+                false => block_on(follower.follow(&root, link, CLASS)).is_ok(),
+            };
         }
         (has_had_it, follower, anchor)
     });
@@ -222,6 +225,57 @@ fn fetch_and_free() -> [bool; 2] {
     let (has_had_it, _follower, _anchor) = follower.join();
     let (is_freed, _freer, _of_freer) = freer.join();
     assert!(!is_freed || cache.places(id(2)).is_empty(), "a freed page is cached");
+    [has_had_it, is_freed]
+}
+
+/// One who fetches page 3 below page 2, which nobody has admitted, and one who frees both. Returns whether the first has had it, and whether
+/// they were freed.
+fn fetch_below_and_free() -> [bool; 2] {
+    let store = Pages::new(&[(1, 2, 2), (2, 1, 3), (3, 0, 30)]);
+    let mut options = model::options(6);
+    options.admission = Admission::Probability { leaf: 0.0, inner: 0.0 };
+    let cache = PageCache::new(Tree, options).expect("a model's options work");
+    let [follower, freer] = [1, 2].map(|seed| handle(&cache, &store, seed));
+    for handle in [&follower, &freer] {
+        drop(block_on(handle.reserve(id(9), CLASS)).expect("there is room"));
+    }
+    let anchor = Arc::new(block_on(follower.anchor(id(1), CLASS)).expect("the root is there"));
+    drop(block_on(freer.load(id(3), CLASS)).expect("it is there"));
+    let of_freer = Arc::clone(&anchor);
+    let follower = run(move || {
+        let (mut has_had_it, mut used) = (false, None);
+        if let Ok(root) = follower.enter(&anchor)
+            && let Ok(link) = root.read(|words| words[1].load(Relaxed))
+            && let Ok(inner) = block_on(follower.follow(&root, link, CLASS))
+            && let Ok(link) = inner.read(|words| words[1].load(Relaxed))
+            && let Ok(page) = block_on(follower.follow(&inner, link, CLASS))
+        {
+            has_had_it = true;
+            // It would go with its last user.
+            used = page.try_into_use();
+        }
+        (has_had_it, used, follower, anchor)
+    });
+    let freer = run(move || {
+        let is_freed = (|| {
+            let root = freer.enter(&of_freer).ok()?;
+            let link = root.read(|words| words[1].load(Relaxed)).ok()?;
+            let inner = block_on(freer.follow(&root, link, CLASS)).ok()?;
+            let leaf = block_on(freer.load(id(3), CLASS)).ok()?;
+            let freed = freer.change(&[&root, &inner, &leaf], Vec::new(), |change| {
+                change.set(0, 1, 0);
+                change.free(1);
+                change.free(2);
+            });
+            freed.ok()
+        })()
+        .is_some();
+        (is_freed, freer, of_freer)
+    });
+    let (has_had_it, used, follower, _anchor) = follower.join();
+    let (is_freed, _freer, _of_freer) = freer.join();
+    assert!(!is_freed || cache.places(id(3)).is_empty(), "a freed page is cached");
+    used.into_iter().for_each(|used| follower.end_use(used));
     [has_had_it, is_freed]
 }
 
@@ -288,24 +342,32 @@ fn an_inner_page_stays_while_a_page_below_it_is_linked() {
 }
 
 /// Explores a model until each of these outcomes was seen.
-fn explore_outcomes(name: &str, outcomes: [[bool; 2]; 2], model: fn() -> [bool; 2]) {
+fn explore_outcomes(name: &str, outcomes: [[bool; 2]; 2], is_long: bool, model: fn() -> [bool; 2]) {
     let seen = outcomes.map(|outcome| (outcome, Seen::new()));
     let marks = seen.clone();
-    explore(name, move || {
+    let model = move || {
         let outcome = model();
         marks.iter().filter(|(mark, _)| *mark == outcome).for_each(|(_, seen)| seen.mark());
-    });
+    };
+    if is_long {
+        explore_long(name, model)
+    } else {
+        explore(name, model)
+    };
     seen.iter().for_each(|(outcome, seen)| seen.require(&format!("it comes to {outcome:?}")));
 }
 
 #[test]
 fn a_page_is_current_if_only_its_link_was_swizzled() {
-    explore_outcomes("cache links, swizzle and change", [[true, true], [false, true]], swizzle_and_change);
+    explore_outcomes("cache links, swizzle and change", [[true, true], [false, true]], false, swizzle_and_change);
 }
 
 #[test]
 fn a_page_whose_link_has_gone_is_not_fetched() {
-    explore_outcomes("cache links, fetch and free", [[true, true], [false, true]], fetch_and_free);
+    let outcomes = [[true, true], [false, true]];
+    explore_outcomes("cache links, fetch and free", outcomes, false, || fetch_and_free(false));
+    explore_outcomes("cache links, fetch with others and free", outcomes, true, || fetch_and_free(true));
+    explore_outcomes("cache links, fetch below a bypass and free", outcomes, false, fetch_below_and_free);
 }
 
 #[test]
@@ -317,8 +379,14 @@ fn broken_swizzles_make_a_changed_page_current() {
 
 #[test]
 fn broken_fetches_cache_a_freed_page() {
-    refuse_without(Step::LinkCheck, "cache links, link not looked at again", "a freed page is cached", || {
-        fetch_and_free();
+    let freed = "a freed page is cached";
+    for with_others in [false, true] {
+        refuse_without(Step::LinkCheck, "cache links, link not looked at again", freed, move || {
+            fetch_and_free(with_others);
+        });
+    }
+    refuse_without(Step::FreedLinks, "cache links, a freed bypass is followed", freed, || {
+        fetch_below_and_free();
     });
 }
 
