@@ -435,12 +435,12 @@ fn owners_are_balanced_by_uses() {
 /// The hottest leaf is the uppermost, as where keys are appended, and is too much for anybody else: what is below it goes.
 #[test]
 fn who_has_the_hottest_leaf_gives_the_others_away() {
-    let model = sparse(4000);
+    let model = sparse(9000);
     let fabric = fabric(FabricProfile::Fast, 256, &model, 0.8);
     let guest = Member::join(&fabric, 9);
     let (worker, structure) = (&guest.worker, guest.tree.structure());
-    let cuts = [10_000, 20_000].map(|key| worker.block_on(guest.tree.leaf_low(key)).unwrap());
-    let hottest = worker.block_on(guest.tree.leaf_low(39_990)).unwrap();
+    let cuts = [30_000, 60_000].map(|key| worker.block_on(guest.tree.leaf_low(key)).unwrap());
+    let hottest = worker.block_on(guest.tree.leaf_low(89_990)).unwrap();
     let counting = || cache(CACHE_BYTES_MIN, Admission::Frequency);
     let owners: Vec<Owner> = (1..)
         .zip(KeyRange::cut_at(&cuts))
@@ -448,11 +448,11 @@ fn who_has_the_hottest_leaf_gives_the_others_away() {
         .collect();
     let ids: Vec<_> = owners.iter().map(|owner| owner.member.compute.owner()).collect();
     let tree = to_owners(&guest, &routes(&guest));
-    // Each owner's first keys again and again, and in the uppermost leaf as much as half an owner has.
+    // Each owner's first keys again and again, and as often as all of the last owner's its uppermost leaf.
     worker.block_on(async {
         for round in 0..40 {
             for &key in model.keys() {
-                let is_hot = if key >= 20_000 { key < 23_000 } else { key % 10_000 < 2000 };
+                let is_hot = key % 30_000 < if key < 60_000 { 3000 } else { 4500 };
                 for _ in 0..if key >= hottest { 50 } else { u64::from(is_hot || round == 0) } {
                     assert!(tree.get(key).await.unwrap().is_some());
                 }
