@@ -391,7 +391,7 @@ impl Operation for Abandon {
         let slot = pages.add(page);
         // Of two words: such a change has a record.
         let mut change = pin!(access.change(pages, |pages| pages.fill(slot, WORDS, &[next; 2])));
-        poll_fn(|cx| Poll::Ready(drop(change.as_mut().poll(cx)))).await;
+        poll_fn(|cx| Poll::Ready(change.as_mut().poll(cx).is_ready())).await;
         Ok(())
     }
 }
