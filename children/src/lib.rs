@@ -3,6 +3,7 @@
 //! The kernel sends a child SIGTERM when the thread that started it ends (PR_SET_PDEATHSIG). Start children from the
 //! main thread, or from one that outlives them.
 
+pub mod huge_pages;
 mod scratch;
 
 use std::io::{BufRead as _, BufReader, Write as _};

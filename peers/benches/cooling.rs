@@ -3,7 +3,7 @@
 //! A turn is what a thread of a full cache does: a page of its own cools, and the oldest one found goes; or, one time in five,
 //! a page that cooled lately is rescued.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::sync::{Barrier, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,6 +13,8 @@ use farlink_cache::{
     PageId,
     internals::{Cooled, CoolingMap},
 };
+// Its hashes are quick: the comparison is of queues.
+use hashbrown::HashSet;
 
 /// Pages that can cool at a time, a tenth of a cache, and the frames that each thread has in use.
 const PAGES: usize = 12_000;

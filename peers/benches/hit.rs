@@ -3,7 +3,8 @@
 //! All of them hold the same pages of 64 bytes under the numbers 0 to n - 1, look up a number drawn at random, and read one word of the
 //! page. The cache reaches a page by a link. *One hit* reads the link in a page that is held, follows it, and reads the page: what
 //! an index into a `Vec`, or a get of a cache, is to others. A lookup *from the root* enters the anchored root and makes its way
-//! down, one hit a level. Rounds of all alternate, so that what disturbs one disturbs all; the median round counts.
+//! down, one hit a level. Rounds of all alternate, so that what disturbs one disturbs all; the median round counts. The memory of all is
+//! asked to be in huge pages, as the cache's is; how much of it was is said.
 
 use std::{
     convert::Infallible,
@@ -19,6 +20,7 @@ use std::{
 };
 
 use farlink_cache::{Anchor, CacheError, CacheHandle, CacheOptions, Layout, Page, PageCache, PageId, SizeClass, Store};
+use farlink_children::huge_pages::{self, OwnMemory, show};
 
 const LEAF: SizeClass = SizeClass::of_bytes(64).unwrap();
 const INNER: SizeClass = SizeClass::of_bytes(65536).unwrap();
@@ -207,14 +209,23 @@ fn median(mut times: Vec<f64>) -> f64 {
 }
 
 fn compare(name: &str, pages: u64, levels: u64) {
+    let mut memory = vec![OwnMemory::now()];
     let vec = (0..pages).map(|number| [number; 8]).collect::<Vec<_>>();
+    memory.push(OwnMemory::now());
     let quick = quick_cache::sync::Cache::new(pages as usize * 2);
     (0..pages).for_each(|number| quick.insert(number, [number; 8]));
+    memory.push(OwnMemory::now());
     let mut options = CacheOptions::new((pages as usize * 200).max(4 << 20));
     options.page_bytes = LEAF.bytes();
     let cache = PageCache::new(Directory, options).expect("options that work");
     let filler = Ours::new(&cache, levels);
     (0..pages).for_each(|number| assert_eq!(now(filler.async_word(number)).expect("a store that answers"), number));
+    memory.push(OwnMemory::now());
+    let shares: Vec<_> = memory.windows(2).map(|pair| show(pair[1].huge_share_since(pair[0]))).collect();
+    println!(
+        "{name}: of their memory in huge pages: Vec {}, quick_cache {}, the cache {}",
+        shares[0], shares[1], shares[2]
+    );
     let ops = if pages < 100_000 { 2_000_000 } else { 400_000 };
     for threads in [1, 2] {
         let mut times = [const { Vec::new() }; 5];
@@ -247,6 +258,7 @@ fn compare(name: &str, pages: u64, levels: u64) {
 }
 
 fn main() {
+    huge_pages::for_all();
     compare("hot, 64 pages", 64, 1);
     compare("uniform, 4096 pages", FAN, 1);
     compare("uniform, 262144 pages, two levels", FAN * 64, 2);

@@ -154,7 +154,8 @@ mod tests {
         for count in [0u64, 1, 2, 53, 54, 55, 1000, 30_000] {
             let map: BTreeMap<u64, u64> = (0..count).map(|index| (index * 3 + 1, index ^ 0x55)).collect();
             let tree = LocalTree::build(map.clone(), map.len()).unwrap();
-            let hand = Hand::new(&tree.structure, &tree.pages);
+            let pages = tree.pages().unwrap();
+            let hand = Hand::new(&tree.structure, &pages);
             for key in (0..count * 3 + 6).chain([u64::MAX - 1, u64::MAX]) {
                 assert_eq!(hand.get(key), map.get(&key).copied(), "{count}: {key}");
             }

@@ -5,6 +5,10 @@
 //! holds all pages; `hand` is the same lookup written by hand over the same pages, the others are the peers. Rates belong to
 //! one machine and one run; the ratios are what to quote.
 //!
+//! Farlink's cache asks the system for huge pages; so that all are alike, malloc is told to ask, too, and the report says how much of
+//! whose memory is in such. Farlink's tree is bulk-loaded, with pages filled to 0.9; the others have no such load, and are filled in
+//! ascending order, one key after the other.
+//!
 //! `tree.rs` builds the tree in local memory, `hand.rs` reads it, `peers.rs` holds the others; `system.rs` puts them
 //! behind one trait, `race.rs` measures in rounds, `keys.rs` draws keys, `report.rs` prints.
 
@@ -20,6 +24,7 @@ use std::{num::NonZeroUsize, process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use clap::Parser;
+use farlink_children::huge_pages;
 
 use crate::{
     keys::{DRAWN, Distribution},
@@ -57,6 +62,7 @@ struct Args {
 }
 
 fn main() -> ExitCode {
+    huge_pages::for_all();
     match run(&Args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -74,8 +80,8 @@ fn run(args: &Args) -> anyhow::Result<()> {
     let drawn = (0..threads_max as u64)
         .map(|seed| keys::draw(args.distribution, args.keys, DRAWN, seed))
         .collect::<anyhow::Result<Vec<Arc<[u64]>>>>()?;
-    let systems = build(args)?;
-    let mut report = report::Report::new(args.json, args.keys, args.distribution);
+    let (systems, huge) = build(args)?;
+    let mut report = report::Report::new(args.json, args.keys, args.distribution, huge);
     for threads in threads {
         let entries = race::race(&systems, &drawn[..threads], &in_flight, args.rounds.get(), time)?;
         report.add(threads, &entries);
@@ -84,14 +90,19 @@ fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn build(args: &Args) -> anyhow::Result<Vec<Box<dyn SystemUnderTest>>> {
+/// The systems, and the share of each one's memory that is in huge pages.
+type Built = (Vec<Box<dyn SystemUnderTest>>, Vec<(&'static str, Option<f64>)>);
+
+fn build(args: &Args) -> anyhow::Result<Built> {
     let mut world = World::new(keys::sorted(args.keys));
-    let mut systems = Vec::new();
+    let (mut systems, mut huge) = (Vec::new(), Vec::new());
     for (name, build) in ALL {
         if args.only.is_empty() || args.only.iter().any(|only| only == name) {
             eprintln!("building {name}");
+            world.count_memory();
             systems.push(build(&mut world)?);
+            huge.push((*name, world.huge_share()));
         }
     }
-    Ok(systems)
+    Ok((systems, huge))
 }

@@ -1,6 +1,7 @@
 //! What is printed: a table for people, or a JSON object for each row.
 
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
+use farlink_children::huge_pages::show;
 use serde_json::json;
 
 use crate::{keys::Distribution, race::Entry};
@@ -19,13 +20,20 @@ pub(crate) struct Report {
     json: bool,
     keys: u64,
     distribution: Distribution,
+    /// Of whose memory which share is in huge pages.
+    huge: Vec<(&'static str, Option<f64>)>,
     rows: Vec<Vec<String>>,
 }
 
 impl Report {
     /// A report without rows.
-    pub(crate) fn new(json: bool, keys: u64, distribution: Distribution) -> Self {
-        Self { json, keys, distribution, rows: Vec::new() }
+    pub(crate) fn new(
+        json: bool,
+        keys: u64,
+        distribution: Distribution,
+        huge: Vec<(&'static str, Option<f64>)>,
+    ) -> Self {
+        Self { json, keys, distribution, huge, rows: Vec::new() }
     }
 
     /// Adds what was measured with this many threads.
@@ -51,6 +59,7 @@ impl Report {
                     "ratio": ratio,
                     "keys": self.keys,
                     "distribution": self.distribution.name(),
+                    "huge_pages": self.huge.iter().find(|(of, _)| *of == name).and_then(|(_, share)| *share),
                 });
                 println!("{row}");
             }
@@ -78,11 +87,14 @@ impl Report {
         }
         table.add_rows(self.rows);
         println!("{table}");
+        let huge: Vec<_> = self.huge.iter().map(|(name, share)| format!("{name} {}", show(*share))).collect();
         println!(
             "{} keys, {} lookups, all found; ratio: to {BASE} with one in flight.\n\
+             Of their memory in huge pages: {}.\n\
              Rates are of this machine and this run: quote only the ratios.",
             self.keys,
-            self.distribution.name()
+            self.distribution.name(),
+            huge.join(", ")
         );
     }
 }

@@ -8,15 +8,16 @@ use std::sync::{
 };
 
 use anyhow::Context as _;
+use farlink_children::huge_pages::OwnMemory;
 use farlink_offload::{CacheOptions, Cached, ComputeCache};
-use farlink_runtime::{access::Access, error::Error, worker::Worker};
+use farlink_runtime::{access::Access, error::Error, structure::Structure, worker::Worker};
 use farlink_structures::btree::{BTree, KeyRange, Tree};
 
 use crate::{
     hand::Hand,
     keys::value_of,
     peers::{Bf, Concurrent, Congee, Peer, Reader, Scc, Std},
-    tree::{LocalTree, PAGE_BYTES},
+    tree::{LocalPages, LocalTree, PAGE_BYTES},
 };
 
 /// Lookups between two glances at the stop sign.
@@ -75,12 +76,24 @@ pub(crate) trait SystemUnderTest: Send + Sync {
 pub(crate) struct World {
     keys: Vec<u64>,
     tree: Option<Arc<LocalTree>>,
+    /// Before the system that is being built.
+    memory: OwnMemory,
 }
 
 impl World {
     /// The world of these keys, which are in ascending order.
     pub(crate) fn new(keys: Vec<u64>) -> Self {
-        Self { keys, tree: None }
+        Self { keys, tree: None, memory: OwnMemory::now() }
+    }
+
+    /// What memory comes from here on is the next system's.
+    pub(crate) fn count_memory(&mut self) {
+        self.memory = OwnMemory::now();
+    }
+
+    /// The share of its memory that is in huge pages.
+    pub(crate) fn huge_share(&self) -> Option<f64> {
+        OwnMemory::now().huge_share_since(self.memory)
     }
 
     fn entries(&self) -> impl ExactSizeIterator<Item = (u64, u64)> {
@@ -94,6 +107,8 @@ impl World {
         }
         let tree = Arc::new(LocalTree::build(self.entries(), self.keys.len()).context("building farlink's tree")?);
         self.tree = Some(Arc::clone(&tree));
+        // Its cluster's is nobody's: no lookup reads it.
+        self.count_memory();
         Ok(tree)
     }
 }
@@ -103,7 +118,7 @@ pub(crate) type Build = fn(&mut World) -> anyhow::Result<Box<dyn SystemUnderTest
 
 /// All systems, by name.
 pub(crate) const ALL: &[(&str, Build)] = &[
-    ("hand", |world| Ok(Box::new(ByHand(world.tree()?)))),
+    ("hand", |world| Ok(Box::new(ByHand::of(world.tree()?)?))),
     ("cached", |world| Ok(Box::new(ByCache::warmed_up(world.tree()?, &world.keys)?))),
     (Congee::NAME, peer::<Congee>),
     (Scc::NAME, peer::<Scc>),
@@ -171,7 +186,16 @@ async fn look_up_part<A: Access<Plugin = Tree>>(
 }
 
 /// The hand-written lookup over the tree's pages.
-struct ByHand(Arc<LocalTree>);
+struct ByHand {
+    structure: Structure,
+    pages: LocalPages,
+}
+
+impl ByHand {
+    fn of(tree: Arc<LocalTree>) -> anyhow::Result<Self> {
+        Ok(Self { structure: tree.structure.clone(), pages: tree.pages()? })
+    }
+}
 
 impl SystemUnderTest for ByHand {
     fn name(&self) -> &'static str {
@@ -179,7 +203,7 @@ impl SystemUnderTest for ByHand {
     }
 
     fn run(&self, job: &Job) -> anyhow::Result<u64> {
-        let hand = Hand::new(&self.0.structure, &self.0.pages);
+        let hand = Hand::new(&self.structure, &self.pages);
         job.in_batches(|keys| {
             for &key in keys {
                 let value = hand.get(key);

@@ -1,4 +1,4 @@
-//! The tree that all of farlink's systems read: built once in an in-process cluster, then copied into local memory.
+//! The tree that all of farlink's systems read: built once in an in-process cluster, and for who reads it by hand copied into local memory.
 //!
 //! The copy is one anonymous mapping advised for huge pages, so that every page is reached by an addition, and most of the
 //! translations are in the processor's buffers. Pages keep their offsets: a remote pointer to server 0 is an offset here.
@@ -8,7 +8,7 @@ use std::sync::{Arc, atomic::Ordering};
 use anyhow::Context as _;
 use farlink_runtime::{
     compute::{ComputeOptions, ComputeServer, Maintenance},
-    fabric::mem::MemOptions,
+    fabric::mem::{MemFabric, MemOptions},
     page::SizeClass,
     ptr::{RemotePtr, ServerId},
     server::in_process,
@@ -86,8 +86,7 @@ impl LocalPages {
 /// The tree, in local memory, and the compute server that makes workers for it.
 #[derive(Debug)]
 pub(crate) struct LocalTree {
-    /// Its pages.
-    pub(crate) pages: Arc<LocalPages>,
+    fabric: Arc<MemFabric>,
     /// The tree as the catalog has it.
     pub(crate) structure: Structure,
     /// Makes the workers of the threads that read the tree.
@@ -95,7 +94,7 @@ pub(crate) struct LocalTree {
 }
 
 impl LocalTree {
-    /// Loads `count` entries, in ascending key order, and copies the pages.
+    /// Loads `count` entries, in ascending key order.
     ///
     /// # Errors
     /// If the memory cannot be had, or the entries are not in order.
@@ -114,8 +113,14 @@ impl LocalTree {
             Ok::<_, farlink_runtime::error::Error>(tree.structure().clone())
         })?;
         drop(worker);
-        let server = ServerId::new(0).expect("0 is a server number");
-        let pages = Arc::new(LocalPages::copy_of(fabric.raw_words(server))?);
-        Ok(Self { pages, structure, compute })
+        Ok(Self { fabric, structure, compute })
+    }
+
+    /// A copy of its pages.
+    ///
+    /// # Errors
+    /// If the memory cannot be had.
+    pub(crate) fn pages(&self) -> anyhow::Result<LocalPages> {
+        LocalPages::copy_of(self.fabric.raw_words(ServerId::new(0).expect("0 is a server number")))
     }
 }

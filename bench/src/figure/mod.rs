@@ -54,6 +54,9 @@ pub(crate) fn run(args: &FigureArgs) -> anyhow::Result<()> {
         Figure::RtreeMap(args) => rtree_map::run(args, out),
         Figure::Rtree(args) => rtree::run(args, out),
         #[cfg(feature = "peers")]
-        Figure::RtreeLocal(args) => rtree_local::run(args, out),
+        Figure::RtreeLocal(args) => {
+            farlink_children::huge_pages::for_all();
+            rtree_local::run(args, out)
+        }
     }
 }

@@ -2,11 +2,13 @@
 //!
 //! One thread. The indexes take turns, a short while each, and each turn is compared with rstar's turn of the same round; what is
 //! reported is the median of the rounds, with the least and the most. Time is the thread's own on the processor: what others
-//! do on the machine meanwhile shows as little as can be. All have to give the same answers.
+//! do on the machine meanwhile shows as little as can be. All have to give the same answers. Our cache asks the system for huge pages; so
+//! that all are alike, malloc is told to ask, too.
 
 use std::io::Write;
 
 use anyhow::Context as _;
+use farlink_children::huge_pages::{self, OwnMemory};
 use farlink_structures::rtree::{Entry, Rect};
 use rand::{SeedableRng as _, rngs::SmallRng};
 use rustix::time::{ClockId, clock_gettime};
@@ -110,6 +112,8 @@ struct Race<'a> {
     entries: Vec<Entry>,
     /// For each work, of each index.
     records: Vec<Vec<Record>>,
+    /// The share of what each index took as it was first loaded that is in huge pages.
+    huge: [Option<f64>; INDEXES.len()],
 }
 
 impl Race<'_> {
@@ -142,9 +146,14 @@ impl Race<'_> {
     fn load(&mut self, round: usize) -> anyhow::Result<Made> {
         let (mut made, entries) = (self.make(self.entries.len())?, std::mem::take(&mut self.entries));
         for (number, index) in made.iter_mut().enumerate() {
+            let before = OwnMemory::now();
             self.turn(Work::Load, number, round, entries.len(), || {
                 index.load(&entries).map(|()| Some(Digest::default()))
             })?;
+            // Later loads have the memory that earlier ones have left.
+            if round == 0 {
+                self.huge[number] = OwnMemory::now().huge_share_since(before);
+            }
         }
         self.entries = entries;
         Ok(made)
@@ -194,8 +203,8 @@ impl Race<'_> {
     /// A row for each index that does a work.
     fn rows(&self, work: Work) -> impl Iterator<Item = Row> {
         let records = &self.records[work as usize];
-        let done = INDEXES.iter().zip(records).filter(|(_, record)| record.ops > 0);
-        done.map(move |((name, _), record)| {
+        let done = INDEXES.iter().zip(records).zip(self.huge).filter(|((_, record), _)| record.ops > 0);
+        done.map(move |(((name, _), record), huge)| {
             let (seconds, times) = (record.seconds.iter().sum::<f64>(), record.times(&records[0]));
             let row = Row {
                 name: (*name).to_owned(),
@@ -212,6 +221,7 @@ impl Race<'_> {
                 .with("entries", self.args.entries)
                 .with("page_bytes", name.starts_with("farlink").then_some(self.args.page_bytes))
                 .with("rounds", record.seconds.len())
+                .with("huge_pages", huge)
                 .with("seed", self.args.common.seed)
         })
     }
@@ -243,7 +253,7 @@ pub(crate) fn run(args: &RtreeLocalArgs, out: impl Write) -> anyhow::Result<()> 
     let mut rng = SmallRng::seed_from_u64(args.common.seed);
     let entries: Vec<Entry> = (0..args.entries).map(|payload| (Space::unit().loaded(&mut rng), payload)).collect();
     let records = vec![vec![Record::default(); INDEXES.len()]; Work::ALL.len()];
-    let mut race = Race { args, rng, entries, records };
+    let mut race = Race { args, rng, entries, records, huge: [None; INDEXES.len()] };
     let mut reporter = Reporter::new(out, args.common.json);
     reporter.note(&format!(
         "{}, one thread; how many times as fast as rstar,\nmedian (least-most) of the rounds",
@@ -271,6 +281,8 @@ pub(crate) fn run(args: &RtreeLocalArgs, out: impl Write) -> anyhow::Result<()> 
     drop(progress);
     Work::ALL.into_iter().flat_map(|work| race.rows(work)).try_for_each(|row| reporter.row(row))?;
     reporter.table("\n", show)?;
+    let huge = INDEXES.iter().zip(race.huge).map(|((name, _), share)| format!("{name} {}", huge_pages::show(share)));
+    reporter.note(&format!("in huge pages, of what each load took: {}", huge.collect::<Vec<_>>().join("; ")))?;
     race.checks().iter().try_for_each(|check| reporter.check(check))?;
     reporter.all_held()
 }
