@@ -88,7 +88,7 @@ pub enum Error {
 
     /// A page is locked by a compute server that is dead: it may be half-written.
     #[error(
-        "page {page} is damaged: {owner} died while it held its lock; the page needs recovery, others are unaffected"
+        "page {page} is damaged: {owner} died while it held its lock, and no record tells the rest; others are unaffected; drop the structure, and load it anew"
     )]
     PageDamaged {
         /// The page.
