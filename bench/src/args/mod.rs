@@ -84,7 +84,8 @@ pub(crate) struct RepartitionArgs {
     /// Move all that this compute server owns, so that it can go.
     #[arg(long, value_name = "OWNER", conflicts_with = "balance")]
     pub(crate) away_from: Option<u32>,
-    /// Move hot regions, or pieces of them, until no owner has more than 1.1 times the average of uses; an error, if one has more all the same.
+    /// Move hot regions, or pieces of them, until no owner has more than 1.1 times the average of uses. If one has more all the same, that
+    /// is an error.
     #[arg(long)]
     pub(crate) balance: bool,
     /// The compute servers that take, by the numbers that the map shows; also such that own nothing yet.
