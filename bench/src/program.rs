@@ -330,10 +330,11 @@ impl<S: Subject> Data for DataOf<S> {
 
     fn require_room(&self, plan: &Plan) -> anyhow::Result<()> {
         let (parts, room) = (route::cut::<S>(&self.0, plan).parts(), CATALOG_PAGES - 1);
-        let of = if plan.access.is_divided() { "servers" } else { "processes" };
+        // Those of a cluster that is there are as many as they are.
+        let of = if plan.access.is_divided() { "memory servers" } else { "--processes" };
         ensure!(
             parts <= room,
-            "--access {} with so many --{of} makes {parts} structures of it, and a cluster has room for {room}",
+            "--access {} with so many {of} makes {parts} structures of it, and a cluster has room for {room}",
             plan.access
         );
         Ok(())

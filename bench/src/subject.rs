@@ -222,7 +222,8 @@ pub trait Subject: Plugin {
     /// Whether all entries can be removed and inserted again ([`Job::RemoveAll`]).
     const HAS_ROUNDS: bool = false;
 
-    /// Whether operations choose among the loaded entries as [`Setting::distribution`] says.
+    /// Whether operations choose among the loaded entries as [`Setting::distribution`] says. Where they do not, the head and the rows of a bench
+    /// name no distribution, and `--theta` is refused.
     const HAS_DISTRIBUTION: bool = false;
 
     /// Why it is not to be reached in this way, if it is not.

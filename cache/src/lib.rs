@@ -60,6 +60,7 @@
 //! - Name in [`Layout::links`] only links to the level below, and never two to the same page. Put no swizzled link anywhere
 //!   else: a change that does is refused ([`Misuse::UnnamedLink`]). One that is left behind past a smaller count is unswizzled.
 //! - Give the id of a freed page to a new one only when no operation can still have the old link.
+//! - Let [`Store::buffer`] and the functions of a [`Layout`] neither panic nor call the cache: a page is locked meanwhile.
 //! - Poll what was begun to its end, or drop it. While a fetch is kept and not polled, whoever misses on the same page waits for it.
 //! - Hold few pages and [`NewPage`]s at a time. Bypass pages and reserved pages take frames; a cache in which everything is held
 //!   answers [`CacheError::NoRoom`].

@@ -31,6 +31,9 @@ macro_rules! counters {
             }
         }
 
+        /// The names of what every worker counts.
+        const OWN: &[&str] = &[$(stringify!($name)),*];
+
         impl Counters {
             /// Names and values, in a fixed order; what structures have named themselves comes last.
             pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
@@ -89,7 +92,7 @@ const NAMES: usize = 16;
 const OTHERS: &str = "others";
 
 /// Counts under names that structures give them ([`Handle::count`](crate::worker::Handle::count)): of 16 names by each worker, and of all
-/// that come later together, as `others`.
+/// that come later together, as `others`; so what has a name that the runtime uses itself.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Named {
     counts: [(&'static str, u64); NAMES],
@@ -110,11 +113,16 @@ impl Named {
 
     pub(crate) fn add(&mut self, name: &'static str, amount: u64) {
         let place = self.counts.iter_mut().find(|(known, _)| *known == name || known.is_empty());
-        match place.filter(|_| !name.is_empty() && name != OTHERS) {
+        match place.filter(|_| !name.is_empty() && !is_taken(name)) {
             Some(place) => *place = (name, place.1 + amount),
             None => self.others += amount,
         }
     }
+}
+
+/// Whether that is what the runtime itself counts.
+fn is_taken(name: &str) -> bool {
+    name == OTHERS || OWN.contains(&name)
 }
 
 impl std::ops::Sub for Named {
@@ -165,8 +173,9 @@ mod tests {
         assert_eq!((one - before).iter().collect::<Vec<_>>(), [(names[0], 0), (names[1], 5), (names[2], 0)]);
         assert_eq!(one.get("name 1"), 7);
         assert_eq!((other.get(names[0]), other.get(OTHERS), other.get(names[9])), (0, 2, 1));
+        other.add("reads", 1);
         other += one;
         let sum = |named: &Named| named.iter().map(|(_, count)| count).sum::<u64>();
-        assert_eq!((sum(&other), other.get(OTHERS)), (18 + 11, 2 + 1 + 7));
+        assert_eq!((sum(&other), other.get(OTHERS)), (18 + 1 + 11, 2 + 1 + 1 + 7));
     }
 }

@@ -87,7 +87,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(..=256))]
     pub(crate) server_threads: Option<u32>,
     /// Compute processes. With cached and engine each owns a share, and operations go to the owners.
-    #[arg(long, default_value_t = 1, value_parser = value_parser!(u32).range(1..=256))]
+    #[arg(long, default_value_t = 1, value_parser = value_parser!(u32).range(1..=255))]
     pub(crate) processes: u32,
     /// Workers of each compute process; a worker is one thread.
     #[arg(long, default_value_t = 2, value_parser = value_parser!(u32).range(1..=1024))]

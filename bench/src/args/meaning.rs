@@ -376,7 +376,7 @@ mod tests {
             ("--unordered", "go with --connect verbs://"),
             ("--secret-file s", "go with --connect verbs://"),
             ("--connect d --servers 3", "cannot be used with"),
-            ("--processes 256", "room for 256 compute servers at a time; 0 are memory servers"),
+            ("--processes 256", "256 is not in 1..=255"),
             ("--access coarse --servers 62 --processes 194", "62 are memory servers"),
         ] {
             let error = error(args);
