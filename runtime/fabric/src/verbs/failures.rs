@@ -11,6 +11,9 @@ const REST: Duration = Duration::from_millis(1);
 const REST_MAX: Duration = Duration::from_millis(100);
 /// Fewer than these prove nothing, however much time is between them.
 const GIVEN_UP_MIN: u32 = 3;
+/// A failure so long after another belongs to no run with it: nothing was asked for meanwhile. Each takes some seconds at most to be
+/// noticed, as connections are by default.
+const PAUSE: Duration = Duration::from_secs(10);
 
 /// The failures of one way.
 #[derive(Debug, Default)]
@@ -18,10 +21,11 @@ pub(super) struct Failures {
     run: Option<Run>,
 }
 
-/// Those since anything was carried out.
+/// Those since anything was carried out, without a long pause.
 #[derive(Debug, Clone, Copy)]
 struct Run {
     since: Instant,
+    last: Instant,
     count: u32,
 }
 
@@ -43,10 +47,12 @@ impl Failures {
         }
     }
 
-    /// One more. Nothing but failures for `limit` is the end.
+    /// One more. Nothing but failures for `limit` is the end; after a long pause they begin anew.
     pub(super) fn add(&mut self, now: Instant, limit: Duration) -> Next {
-        let run = self.run.get_or_insert(Run { since: now, count: 0 });
-        run.count = run.count.saturating_add(1);
+        let pause = PAUSE.max(limit / 2);
+        let new = Run { since: now, last: now, count: 0 };
+        let run = self.run.take_if(|run| now.saturating_duration_since(run.last) <= pause).unwrap_or(new);
+        let run = self.run.insert(Run { last: now, count: run.count.saturating_add(1), ..run });
         let (lasted, others) = (now.saturating_duration_since(run.since), run.count - 1);
         if run.count >= GIVEN_UP_MIN && lasted >= limit {
             Next::GiveUp(lasted)
@@ -86,8 +92,12 @@ mod tests {
         let goes_on = |next| matches!(next, Next::ConnectAfter(_));
         let mut failures = Failures::default();
         assert!(goes_on(failures.add(start, LIMIT)));
-        assert!(goes_on(failures.add(start + LIMIT * 2, LIMIT)), "two are few");
-        assert_eq!(failures.add(start + LIMIT * 2, LIMIT), Next::GiveUp(LIMIT * 2));
+        assert!(goes_on(failures.add(start + LIMIT / 2, LIMIT)));
+        assert_eq!(failures.add(start + LIMIT, LIMIT), Next::GiveUp(LIMIT));
+        let (mut failures, short) = (Failures::default(), LIMIT / 200);
+        assert!(goes_on(failures.add(start, short)));
+        assert!(goes_on(failures.add(start + short * 3, short)), "two are few");
+        assert_eq!(failures.add(start + short * 3, short), Next::GiveUp(short * 3));
         let mut failures = Failures::default();
         for seconds in [0, 20, 40, 59] {
             assert!(goes_on(failures.add(start + Duration::from_secs(seconds), LIMIT)), "{seconds} s");
@@ -96,5 +106,17 @@ mod tests {
         failures.end();
         assert!((0..10).all(|_| goes_on(failures.add(start + LIMIT * 3, LIMIT))));
         assert!(goes_on(failures.add(start + LIMIT * 1000, Duration::MAX)), "never is never");
+    }
+
+    /// Some were of requests that nobody posted again, and nothing was asked for since.
+    #[test]
+    fn failures_before_a_pause_do_not_count() {
+        let start = Instant::now();
+        let mut failures = Failures::default();
+        for after in [0, 1, 2, 600, 603, 606, 620] {
+            let next = failures.add(start + Duration::from_secs(after), LIMIT);
+            assert!(matches!(next, Next::ConnectAfter(_)), "after {after} s: {next:?}");
+        }
+        assert_eq!(failures.add(start + LIMIT * 20, LIMIT), Next::ConnectAfter(Duration::ZERO), "the first again");
     }
 }

@@ -119,7 +119,8 @@ pub struct VerbsOptions {
     /// Requests that a worker has in the card for each memory server; more wait their turn.
     pub queue_depth: u32,
     /// When a memory server is given up to which TCP works and RDMA does not: once all that a worker asks of it has failed for so long. It is
-    /// [lost](Error::ServerLost) then. A minute; [`Duration::MAX`]: never.
+    /// [lost](Error::ServerLost) then. A minute; [`Duration::MAX`]: never. Failures with half of that time between them, and ten seconds at
+    /// least, are not taken together.
     pub give_up_after: Duration,
     /// Whether WRITEs of one queue pair are placed in the order of their posting; see [`VerbsServeOptions::ordered`].
     pub ordered: bool,
