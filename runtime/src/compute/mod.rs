@@ -17,7 +17,6 @@ use self::{
     maintenance::{spawn_maintenance, sweep},
 };
 use crate::{
-    buffer::Buffer,
     clock::Clock,
     counters::Counters,
     epoch::round::{Board, Member, read_slots},
@@ -34,13 +33,16 @@ use crate::{
     remote::{claim_word, release_word, write_words},
     shared::Shared,
     sync::{Arc, Ordering, lock},
-    worker::{Handle, Worker, ops::ReadOnce},
+    worker::{
+        Handle, Worker,
+        ops::{FromDone, Posted, ReadOnce},
+    },
 };
 
 /// How long [`ComputeServer::settle`] waits for a grace: much more than it takes a neighbour that is idle, and announces epochs seldom.
 const SETTLE_NS_MAX: u64 = 2_000_000_000;
 
-/// Who joins is told that requests fail once so many have, one after another, in so long: a READ that every few fail gets through before
+/// Who joins is told that requests fail once so many have, one after another, in so long: one of which every few fail gets through before
 /// that, and where RDMA does not work a card takes a second or more for each.
 const JOIN_TRIES: u32 = 3;
 const JOIN_NS_MAX: u64 = 1_000_000_000;
@@ -301,7 +303,8 @@ async fn read_geometry(worker: &Handle, fabric: &dyn Fabric) -> Result<Vec<Geome
             let why = format!("the fabric has {}, more than 2^15", fabric.servers());
             return Err(Error::BadOption { option: "servers", why });
         };
-        let words = read_superblock(worker, server).await?;
+        let ReadOnce(words) =
+            bounded(worker, || worker.read_once(Geometry::superblock_at(server), SUPERBLOCK_WORDS)).await?;
         let words: &[u64; SUPERBLOCK_WORDS] = (&*words).try_into().expect("the length that was asked for");
         let geometry = Geometry::read(words, server, fabric.region_bytes(server))?;
         if let Some(first) = all.first().filter(|first| first.cluster != geometry.cluster) {
@@ -323,13 +326,13 @@ async fn read_geometry(worker: &Handle, fabric: &dyn Fabric) -> Result<Vec<Geome
     Ok(all)
 }
 
-/// Nobody holds anything yet who does this, and so it need not go on until the memory server is lost: where requests only fail, it does
-/// not help to try for ever.
-async fn read_superblock(worker: &Handle, server: ServerId) -> Result<Buffer, Error> {
+/// Posts a request again that fails. Nobody holds anything yet who does this, and so it need not go on until the memory server is lost:
+/// where requests only fail, it does not help to try for ever.
+async fn bounded<T: FromDone>(worker: &Handle, post: impl Fn() -> Posted<T>) -> Result<T, Error> {
     let (begun_ns, mut attempt) = (worker.clock().now_ns(), 0);
     loop {
-        let error = match worker.read_once(Geometry::superblock_at(server), SUPERBLOCK_WORDS).await {
-            Ok(ReadOnce(words)) => return Ok(words),
+        let error = match post().await {
+            Ok(done) => return Ok(done),
             Err(error) => error,
         };
         if attempt + 1 >= JOIN_TRIES && worker.clock().now_ns() - begun_ns >= JOIN_NS_MAX {
@@ -344,14 +347,8 @@ async fn read_superblock(worker: &Handle, server: ServerId) -> Result<Buffer, Er
 async fn take_place(worker: &Handle, fabric: &dyn Fabric) -> Result<(Vec<Geometry>, Joined), Error> {
     let geometry = read_geometry(worker, fabric).await?;
     let first = &geometry[0];
-    let mut attempt = 0;
     // An incarnation that is not given to anybody does no harm.
-    let incarnation = loop {
-        match worker.fetch_add(first.dynamic_at(Dynamic::NextIncarnation), 1).await {
-            Ok(incarnation) => break incarnation,
-            Err(error) => worker.before_trying_again(error, &mut attempt).await?,
-        }
-    };
+    let incarnation = bounded(worker, || worker.fetch_add(first.dynamic_at(Dynamic::NextIncarnation), 1)).await?;
     let owner = OwnerId::new(incarnation).ok_or(Error::IncarnationsExhausted)?;
     let claim = fabric.claim(owner)?;
     let slots = read_slots(worker, &Board::of(first)).await?;
@@ -397,6 +394,7 @@ mod tests {
     use std::{
         future::Future,
         pin::pin,
+        ptr::NonNull,
         rc::Rc,
         sync::{
             Arc,
@@ -407,11 +405,8 @@ mod tests {
 
     use super::*;
     use crate::{
-        fabric::{
-            Endpoint,
-            faulty::{FaultOptions, FaultyFabric},
-            mem::MemOptions,
-        },
+        buffer::LocalKey,
+        fabric::{Capabilities, Completion, Endpoint, Request, Verb, mem::MemOptions},
         page::SizeClass,
         pages::{allocate, free_owned},
         structure::Placement,
@@ -466,21 +461,50 @@ mod tests {
         }
     }
 
-    /// Of its endpoints those carry nothing out that are made after it was told so.
+    /// Of its endpoints those fail at some requests that are made after it was told so.
     #[derive(Debug)]
     struct Failing {
         inner: Arc<dyn Fabric>,
-        faulty: FaultyFabric,
+        at: fn(&Verb) -> bool,
         fails: AtomicBool,
     }
 
     impl Failing {
-        fn new() -> Arc<Self> {
-            let inner: Arc<dyn Fabric> =
-                Arc::new(crate::server::in_process(1, 4 << 20, MemOptions::default()).unwrap());
-            let options = FaultOptions { registrations_one_in: 0, ..FaultOptions::one_in(1, 7) };
-            let faulty = FaultyFabric::new(Arc::clone(&inner), options);
-            Arc::new(Self { inner, faulty, fails: AtomicBool::new(false) })
+        fn new(at: fn(&Verb) -> bool) -> Arc<Self> {
+            let inner = crate::server::in_process(1, 4 << 20, MemOptions::default()).unwrap();
+            Arc::new(Self { inner: Arc::new(inner), at, fails: AtomicBool::new(false) })
+        }
+    }
+
+    #[derive(Debug)]
+    struct FailingEndpoint {
+        inner: Box<dyn Endpoint>,
+        at: fn(&Verb) -> bool,
+        failed: Vec<Completion>,
+    }
+
+    impl Endpoint for FailingEndpoint {
+        fn capabilities(&self) -> Capabilities {
+            self.inner.capabilities()
+        }
+
+        unsafe fn register(&mut self, base: NonNull<u64>, words: usize) -> Result<LocalKey, FabricError> {
+            // SAFETY: the caller keeps the memory until this endpoint is dropped, and the wrapped one with it.
+            unsafe { self.inner.register(base, words) }
+        }
+
+        fn ring(&mut self, requests: &mut Vec<Request>) {
+            let failed = requests.extract_if(.., |request| (self.at)(&request.verb));
+            self.failed.extend(failed.map(|Request { ticket, at, verb }| {
+                let error = FabricError::RequestFailed { what: verb.name(), at, why: "as the test wants it".into() };
+                Completion { ticket, outcome: Err(Box::new(error)) }
+            }));
+            self.inner.ring(requests);
+        }
+
+        fn poll(&mut self, completions: &mut Vec<Completion>) {
+            completions.append(&mut self.failed);
+            self.inner.poll(completions);
         }
     }
 
@@ -494,9 +518,10 @@ mod tests {
         }
 
         fn endpoint(&self, seed: u64, clock: Clock) -> Result<Box<dyn Endpoint>, FabricError> {
+            let inner = self.inner.endpoint(seed, clock)?;
             match self.fails.load(Ordering::Relaxed) {
-                true => self.faulty.endpoint(seed, clock),
-                false => self.inner.endpoint(seed, clock),
+                true => Ok(Box::new(FailingEndpoint { inner, at: self.at, failed: Vec::new() })),
+                false => Ok(inner),
             }
         }
 
@@ -515,25 +540,30 @@ mod tests {
 
     /// In virtual time.
     #[test]
-    fn who_joins_where_every_request_fails_is_told_after_a_while() {
-        let (fabric, clock) = (Failing::new(), Clock::Virtual(Rc::default()));
-        fabric.fails.store(true, Ordering::Relaxed);
-        let mut joining = pin!(ComputeServer::join_async(fabric, ComputeOptions::default(), clock.clone()));
-        for ms in 0..2 * JOIN_NS_MAX / 1_000_000 {
-            clock.skip_to(ms * 1_000_000);
-            if let Poll::Ready(joined) = joining.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-                let is_told = matches!(joined, Err(Error::Fabric(FabricError::RequestFailed { what: "READ", .. })));
+    fn who_joins_where_requests_only_fail_is_told_after_a_while() {
+        let every: fn(&Verb) -> bool = |_| true;
+        for (at, name) in [(every, "READ"), (|verb| matches!(verb, Verb::FetchAdd(_)), "FETCH_ADD")] {
+            let (fabric, clock) = (Failing::new(at), Clock::Virtual(Rc::default()));
+            fabric.fails.store(true, Ordering::Relaxed);
+            let mut joining = pin!(ComputeServer::join_async(fabric, ComputeOptions::default(), clock.clone()));
+            let told_ms = (0..2 * JOIN_NS_MAX / 1_000_000).find(|ms| {
+                clock.skip_to(ms * 1_000_000);
+                let Poll::Ready(joined) = joining.as_mut().poll(&mut Context::from_waker(Waker::noop())) else {
+                    return false;
+                };
+                let is_told =
+                    matches!(joined, Err(Error::Fabric(FabricError::RequestFailed { what, .. })) if what == name);
                 assert!(is_told && clock.now_ns() >= JOIN_NS_MAX, "after {ms} ms: {joined:?}");
-                return;
-            }
+                true
+            });
+            assert!(told_ms.is_some(), "{name}: it goes on joining");
         }
-        panic!("it goes on joining");
     }
 
     /// Time stands still: however often its worker has a turn, it rests.
     #[test]
     fn a_read_that_fails_rests_before_it_is_posted_again() {
-        let (fabric, clock) = (Failing::new(), Clock::Virtual(Rc::default()));
+        let (fabric, clock) = (Failing::new(|_| true), Clock::Virtual(Rc::default()));
         let options = ComputeOptions { maintenance: Maintenance::Manual, ..ComputeOptions::default() };
         let compute = ComputeServer::join(fabric.clone(), options).unwrap();
         fabric.fails.store(true, Ordering::Relaxed);
