@@ -1,6 +1,10 @@
 //! Message connections: what wakes an endpoint, what the other side may do, and who is gone.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, Mutex, atomic::Ordering},
+    time::Duration,
+};
 
 use farlink_runtime::{
     clock::Clock,
@@ -14,7 +18,13 @@ use farlink_runtime::{
     ptr::ServerId,
 };
 
-use crate::scene::{self, connect, eventually, serve};
+use tracing::{
+    Event, Level, Metadata, Subscriber,
+    field::Field,
+    span::{Attributes, Id, Record},
+};
+
+use crate::scene::{self, FREE, Wire, at, connect, eventually, serve};
 
 /// Longer than any test: a sleep that nobody ends is one that never ends.
 const LONG: Duration = Duration::from_secs(3600);
@@ -196,4 +206,58 @@ fn each_side_learns_that_the_other_is_gone() {
     eventually("nobody listens", || left.endpoint.connection_state(server()) == ConnectionState::Dead);
     let missing = left.endpoint.connect(server(), who(4));
     assert!(matches!(missing, Err(Error::ServerMissing { .. })), "{missing:?}");
+}
+
+/// The warnings of one thread.
+#[derive(Debug, Default, Clone)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl Subscriber for Warnings {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::WARN
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut text = String::new();
+        event.record(&mut |field: &Field, value: &dyn fmt::Debug| text += &format!("{field}={value:?} "));
+        self.0.lock().unwrap().push(text);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+/// It is how connections end whose listener does, with requests under way.
+#[test]
+fn a_message_connection_that_breaks_is_no_warning_and_hides_none() {
+    if !scene::has_device() {
+        return;
+    }
+    let memory_server = serve();
+    let mut served = listen(&memory_server);
+    let fabric = connect(&[&memory_server]);
+    let warnings = Warnings::default();
+    tracing::subscriber::with_default(warnings.clone(), || {
+        let mut worker = Worker::new(&fabric, 0);
+        let (peer, _) = served.joined();
+        served.endpoint.dismiss(peer);
+        let broken = worker.one(0, Verb::WriteWord(7)).unwrap_err();
+        assert!(matches!(*broken, Error::RequestFailed { .. }), "{broken}");
+        assert!(warnings.0.lock().unwrap().is_empty(), "{warnings:?}");
+        // And what breaks on the way to its memory is one, once.
+        let mut wire = Wire::new(&fabric);
+        memory_server.withdraw_memory();
+        (0..3).for_each(|_| drop(wire.read(at(0, FREE), 1).unwrap_err()));
+    });
+    let warnings = warnings.0.lock().unwrap();
+    assert!(warnings.len() == 1 && warnings[0].contains("requests fail over RDMA"), "{warnings:?}");
 }

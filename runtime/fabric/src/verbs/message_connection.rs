@@ -4,8 +4,6 @@
 //! and tell address and key. The memory server says nothing on the connection before it knows that this side is ready: what
 //! comes before would be lost and sent again. A connection that breaks is not made anew here, but by whoever uses it.
 
-use std::time::Instant;
-
 use super::{
     connecting::Connection,
     control::{Answer, Question},
@@ -121,11 +119,10 @@ impl MessageConnection {
 
     pub(super) fn finished(&mut self, finished: Finished, completions: &mut Vec<Completion>) {
         if let Err(Failed { status, first }) = self.queue.finished(finished, completions) {
-            let (lost, why) = (self.session.lost(), status.why());
-            if lost.is_none() {
-                self.session.tell_failure(Instant::now(), &why);
-            }
-            let cause = lost.map_or(Cause::Broken(why), Cause::of);
+            let why = status.why();
+            // Often the other side has closed it on its own account: whoever uses it knows what to make of that.
+            tracing::debug!(address = self.session.address(), why, "a message connection breaks");
+            let cause = self.session.lost().map_or(Cause::Broken(why), Cause::of);
             self.abort(first, &cause, completions);
         }
     }
