@@ -79,6 +79,10 @@ use crate::{
 
 /// Bytes that requests carry themselves, where the device can.
 const INLINE_BYTES: u32 = 64;
+/// Requests in a queue pair, at most.
+const DEPTH_MAX: u32 = 1 << 14;
+/// Fewer are not tried where a device does not take as many as are wanted.
+const DEPTH_MIN: u32 = 16;
 /// Pieces that a request gathers, where the device can.
 const GATHER_MAX: u32 = 32;
 /// For so long, *alive* is not asked again. *Dead* is for ever.
@@ -116,7 +120,7 @@ pub struct VerbsOptions {
     pub device: DeviceChoice,
     /// When a connection that does not answer is taken for dead.
     pub reliability: Reliability,
-    /// Requests that a worker has in the card for each memory server; more wait their turn.
+    /// Requests that a worker has in the card for each memory server; more wait their turn. Fewer where the device takes fewer.
     pub queue_depth: u32,
     /// When a memory server is given up to which TCP works and RDMA does not: once all that a worker asks of it has failed for so long. It is
     /// [lost](Error::ServerLost) then. A minute; [`Duration::MAX`]: never. Failures with half of that time between them, and ten seconds at
@@ -168,21 +172,20 @@ impl VerbsFabric {
     /// Opens the device and connects to all memory servers. Blocks.
     ///
     /// # Errors
-    /// If there is no such device, it has no atomics, or it does not take as many requests; if a memory server is not there, does not know
-    /// the secret or is of another cluster.
+    /// If there is no such device, it has no atomics, or it makes no queue pairs; if a memory server is not there, does not know the secret
+    /// or is of another cluster.
     pub fn connect(options: &VerbsOptions) -> Result<Self, Error> {
         options.reliability.validate()?;
         if options.servers.is_empty() {
             return Err(Error::BadOption { option: "servers", why: "name the memory servers, HOST:PORT each".into() });
         }
         let (device, local) = options.device.open()?;
-        let depth_max = device.info().queue_depth_max.clamp(1, 1 << 14);
-        if !(1..=depth_max).contains(&options.queue_depth) {
-            let why = format!("{}; {} takes 1 to {depth_max}", options.queue_depth, device.info().name);
+        if !(1..=DEPTH_MAX).contains(&options.queue_depth) {
+            let why = format!("{}; it must be 1 to {DEPTH_MAX}", options.queue_depth);
             return Err(Error::BadOption { option: "queue_depth", why });
         }
         let domain = Domain::new(&device)?;
-        probe_depth(&domain, options.queue_depth)?;
+        let queue_depth = probe_depth(&domain, options.queue_depth)?;
         let losses = Losses::new(AtomicU64::new(0));
         let connect =
             |address: &String| Session::connect(address, &options.secret, &losses, HANDSHAKE_LIMIT).map(Arc::new);
@@ -197,7 +200,7 @@ impl VerbsFabric {
             domain,
             local,
             reliability: options.reliability,
-            queue_depth: options.queue_depth,
+            queue_depth,
             give_up_after: options.give_up_after,
             ordered: options.ordered,
             known: Mutex::default(),
@@ -224,19 +227,29 @@ impl VerbsFabric {
     }
 }
 
-/// Whether the device makes queue pairs for so many requests. Its limit does not tell: a request that carries bytes may take the room
-/// of several.
-fn probe_depth(domain: &Arc<Domain>, queue_depth: u32) -> Result<(), Error> {
+/// For how many requests the device makes queue pairs, of so many or fewer. Its limit does not tell: a request that carries bytes may
+/// take the room of several.
+fn probe_depth(domain: &Arc<Domain>, queue_depth: u32) -> Result<u32, Error> {
+    let info = domain.device().info();
     let completions = CompletionQueue::new(domain.device(), 1, None)?;
-    let options = endpoint::options(queue_depth, domain.device().info().inline_bytes.min(INLINE_BYTES));
-    match QueuePair::new(domain, &completions, &completions, options) {
-        Ok(_) => Ok(()),
-        Err(error) => {
-            Err(Error::BadOption { option: "queue_depth", why: format!("{queue_depth}; {error}; try half of it") })
-        }
+    let taken = most_taken(queue_depth, |depth| {
+        let options = endpoint::options(depth, info.inline_bytes.min(INLINE_BYTES));
+        QueuePair::new(domain, &completions, &completions, options).map(drop)
+    })?;
+    if taken < queue_depth {
+        tracing::info!(device = info.name, taken, "no queue pairs for {queue_depth} requests; they have fewer");
     }
 }
 
+    Ok(taken)
+}
+
+/// So many, or half of it, and so on. If even few are refused it is not for their number: the error is that of the first.
+fn most_taken(wanted: u32, mut take: impl FnMut(u32) -> Result<(), Error>) -> Result<u32, Error> {
+    let Err(refusal) = take(wanted) else { return Ok(wanted) };
+    let mut fewer =
+        std::iter::successors(Some(wanted / 2), |depth| Some(depth / 2)).take_while(|&depth| depth >= DEPTH_MIN);
+    fewer.find(|&depth| take(depth).is_ok()).ok_or(refusal)
 /// Why memory servers are lost to this machine.
 fn device_fails(why: impl Display) -> String {
     format!("this machine's RDMA device fails: {why}; see the system's log")
@@ -357,5 +370,29 @@ impl Fabric for VerbsFabric {
             return Ok(());
         }
         self.sessions.iter().find_map(|session| session.lost()).map_or(Ok(()), Err)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fewer_requests_are_tried_until_a_device_takes_them() {
+        let tried = |wanted: u32, takes: u32| {
+            let mut tried = Vec::new();
+            let taken = most_taken(wanted, |depth| {
+                tried.push(depth);
+                let refusal = || Error::BadOption { option: "refused", why: depth.to_string() };
+                (depth <= takes).then_some(()).ok_or_else(refusal)
+            });
+            (tried, taken.map_err(|error| error.to_string()))
+        };
+        assert_eq!(tried(128, 1000), (vec![128], Ok(128)));
+        assert_eq!(tried(128, 50), (vec![128, 64, 32], Ok(32)));
+        let (depths, refused) = tried(128, 0);
+        assert_eq!(depths, [128, 64, 32, 16]);
+        assert!(refused.unwrap_err().contains("128"), "not what is wrong with most");
+        assert_eq!(tried(4, 0).0, [4]);
     }
 }
