@@ -109,7 +109,7 @@ pub(crate) struct CardArgs {
     #[arg(long, value_name = "INDEX")]
     pub(crate) gid_index: Option<u8>,
     /// The network may place WRITEs of one connection in another order, as those with adaptive routing do: do not rely on it. To be given to
-    /// all memory servers and to all who connect to them.
+    /// all memory servers; who connects to them hears of it.
     #[arg(long)]
     pub(crate) unordered: bool,
 }

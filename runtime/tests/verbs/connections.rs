@@ -12,7 +12,7 @@ use farlink_runtime::{
         Endpoint, Error, Fabric, Request, Ticket, Verb,
         connection::{ConnectionState, OpenMemory, PeerId, far},
         listener::{Change, ListenOptions, Listener, ServerEndpoint},
-        verbs::{VerbsFabric, VerbsServer},
+        verbs::{VerbsFabric, VerbsOptions, VerbsServer},
     },
     lock::OwnerId,
     ptr::ServerId,
@@ -206,6 +206,47 @@ fn each_side_learns_that_the_other_is_gone() {
     eventually("nobody listens", || left.endpoint.connection_state(server()) == ConnectionState::Dead);
     let missing = left.endpoint.connect(server(), who(4));
     assert!(matches!(missing, Err(Error::ServerMissing { .. })), "{missing:?}");
+}
+
+/// Where one end alone was told of a network without order, the other learns of it, or does not connect.
+#[test]
+fn both_ends_rely_on_no_more_order_than_the_other() {
+    if !scene::has_device() {
+        return;
+    }
+    let memory_server = serve();
+    let mut served = listen(&memory_server);
+    let fabric = connect(&[&memory_server]);
+    let ordered = |served: &Served| served.endpoint.capabilities().ordered_writes;
+    let _worker = Worker::new(&fabric, 0);
+    served.joined();
+    assert!(ordered(&served));
+    let options = VerbsOptions { ordered: false, ..scene::options_to(&[&memory_server]) };
+    let unordered = VerbsFabric::connect(&options).unwrap();
+    let _other = Worker::new(&unordered, 1);
+    served.joined();
+    assert!(!ordered(&served));
+    // Compute servers.
+    let [relying, told] = [9, 10].map(|owner| OwnerId::new(owner).unwrap());
+    let _claims = (fabric.claim(relying).unwrap(), unordered.claim(told).unwrap());
+    let listeners = [(&*fabric, relying), (&unordered, told)]
+        .map(|(fabric, owner)| fabric.peer_listener(owner, &ListenOptions::default()).unwrap());
+    let mut to_relying = unordered.endpoint(0, Clock::monotonic()).unwrap();
+    let number = to_relying.peer(relying).unwrap();
+    let mut endpoint = listeners[0].endpoint(0, 0, Clock::monotonic()).unwrap();
+    assert!(endpoint.capabilities().ordered_writes);
+    to_relying.connect(number, who(0)).unwrap();
+    let mut changes = Vec::new();
+    eventually("somebody joins", || {
+        endpoint.changes(false, &mut changes);
+        !changes.is_empty()
+    });
+    assert!(!endpoint.capabilities().ordered_writes);
+    let mut to_told = fabric.endpoint(0, Clock::monotonic()).unwrap();
+    let number = to_told.peer(told).unwrap();
+    let refused = to_told.connect(number, who(0)).unwrap_err();
+    assert!(matches!(refused, Error::PeerMissing { peer, .. } if peer == told), "{refused}");
+    assert!(refused.to_string().contains("another order"), "{refused}");
 }
 
 /// The warnings of one thread.

@@ -7,6 +7,8 @@ use std::{
 };
 
 use farlink_runtime::{
+    access::{Access, Operations, PagesMut, Plugin, Slot, Words},
+    catalog::{self, CreateOptions},
     clock::Clock,
     compute::{ComputeOptions, ComputeServer},
     fabric::{
@@ -16,8 +18,14 @@ use farlink_runtime::{
     },
     layout::Records,
     lock::OwnerId,
+    messaging::{Kind, MessageServer, Priority, Request, Responder, ServeMessages, Service},
+    one_sided::Proof,
+    page::SizeClass,
     ptr::ServerId,
+    report::Report,
     server::serve_verbs,
+    structure::{OPTIONS, Structure, StructurePlacement},
+    worker::Handle,
 };
 
 use crate::scene::{self, FREE, Wire, at, connect, eventually, serve, serve_options};
@@ -165,29 +173,89 @@ fn claims_live_and_die_with_their_connection_and_stay_dead() {
     assert!(again.claim(owner(2)).unwrap_err().to_string().contains("dead"));
 }
 
+/// As little of a structure as there can be.
+#[derive(Debug, Clone, Copy, Default)]
+struct Nothing;
+
+impl Plugin for Nothing {
+    const NAME: &'static str = "nothing";
+    const ROOT_BYTES: std::ops::RangeInclusive<usize> = SizeClass::SMALLEST.bytes()..=SizeClass::SMALLEST.bytes();
+    type Region = ();
+    type Local = ();
+
+    fn links(_page: &(impl Words + ?Sized)) -> impl Iterator<Item = usize> {
+        std::iter::empty()
+    }
+
+    fn create(pages: &mut impl PagesMut, root: Slot, _structure: &Structure) {
+        pages.describe(root, 0, 1);
+    }
+
+    fn operations(_to: &mut impl Operations<Self>) {}
+
+    async fn check<A: Access<Plugin = Self>>(_access: &A) -> Result<Report, farlink_runtime::error::Error> {
+        Ok(Report::default())
+    }
+}
+
+struct Echo;
+
+impl Service for Echo {
+    fn handle(&mut self, request: Request<'_>, reply: Responder) {
+        reply.send_words(request.words());
+    }
+}
+
+/// Changes of several pages, and messages that go in the request and that are fetched.
+async fn change_and_talk(worker: &Handle) -> Result<(), farlink_runtime::error::Error> {
+    let class = SizeClass::SMALLEST;
+    let options = CreateOptions { class, placement: StructurePlacement::default(), options: [0; OPTIONS] };
+    for name in ["one", "two", "three"] {
+        catalog::create::<Nothing>(worker, name, &options, Proof::Checksum).await?;
+    }
+    catalog::destroy(worker, "two").await?;
+    let names: Vec<String> = catalog::list(worker).await?.into_iter().map(|structure| structure.name).collect();
+    assert_eq!(names, ["one", "three"]);
+    let channel = worker.channel(ServerId::new(0).unwrap()).await?;
+    for words in [1, 5000, 100, 3000] {
+        let sent: Vec<u64> = (0..words).map(|word| word << 20 | words).collect();
+        let reply = channel.request_words(Kind(1), &sent, Priority::Latency).await?;
+        assert_eq!(reply.words(), sent, "{words} words");
+    }
+    Ok(())
+}
+
+/// Whoever connects relies on no more order than any of its memory servers, whether it was told itself or not.
 #[test]
 fn a_cluster_works_over_verbs() {
     if !scene::has_device() {
         return;
     }
-    for ordered in [true, false] {
+    for (at_servers, told) in
+        [([true, true], true), ([false, false], true), ([true, false], true), ([true, true], false)]
+    {
         let servers = [0, 1].map(|server| {
-            let options = VerbsServeOptions { ordered, ..serve_options(server, 2) };
+            let options = VerbsServeOptions { ordered: at_servers[server], ..serve_options(server, 2) };
             serve_verbs(&options, Records::All).unwrap()
         });
-        let options = VerbsOptions { ordered, ..scene::options_to(&[&servers[0], &servers[1]]) };
+        let options = VerbsOptions { ordered: told, ..scene::options_to(&[&servers[0], &servers[1]]) };
         let fabric = Arc::new(VerbsFabric::connect(&options).unwrap());
         let compute = ComputeServer::join(Arc::clone(&fabric) as _, ComputeOptions::default()).unwrap();
         let worker = compute.worker().unwrap();
-        assert!(worker.block_on(farlink_runtime::catalog::list(&worker)).unwrap().is_empty());
         // Of all kinds of endpoints there are.
-        assert_eq!(worker.capabilities().ordered_writes, ordered);
+        let ordered = told && at_servers == [true, true];
+        assert_eq!(worker.capabilities().ordered_writes, ordered, "{at_servers:?}, {told}");
         let options = ListenOptions::default();
-        for listener in [servers[0].listen(&options).unwrap(), compute.listen(&options).unwrap()] {
+        for (listener, ordered) in
+            [(servers[1].listen(&options).unwrap(), at_servers[1]), (compute.listen(&options).unwrap(), ordered)]
+        {
             let endpoint = listener.endpoint(0, 0, Clock::monotonic()).unwrap();
-            assert_eq!(endpoint.capabilities().ordered_writes, ordered);
+            assert_eq!(endpoint.capabilities().ordered_writes, ordered, "{at_servers:?}, {told}");
         }
-        drop((worker, compute, fabric));
+        let listener = servers[0].listen(&options).unwrap();
+        let messages = MessageServer::start(listener, &ServeMessages::default(), |_| Ok(Box::new(Echo))).unwrap();
+        worker.block_on(change_and_talk(&worker)).unwrap();
+        drop((worker, compute, fabric, messages));
         eventually("all is given back", || servers.iter().all(|server| server.connected() == 0));
     }
 }

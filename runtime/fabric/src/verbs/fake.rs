@@ -56,8 +56,16 @@ impl Fake {
     pub(super) fn new(server: u64, servers: u64) -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         listener.set_nonblocking(true).unwrap();
-        let hello_ack =
-            HelloAck { server, servers, cluster: 1, address: 4096, bytes: 8192, key: 3, atomics: Atomics::Device };
+        let hello_ack = HelloAck {
+            server,
+            servers,
+            cluster: 1,
+            address: 4096,
+            bytes: 8192,
+            key: 3,
+            atomics: Atomics::Device,
+            ordered: true,
+        };
         Self { listener, hello_ack }
     }
 

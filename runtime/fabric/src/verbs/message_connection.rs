@@ -52,6 +52,11 @@ impl MessageConnection {
         who: PeerId,
     ) -> Result<(Self, OpenMemory), Error> {
         let missing = |why: String| session.missing(why);
+        // What memory servers say, all know. A compute server that was told by itself could be sent to in the wrong order.
+        if setup.ordered && !session.hello_ack().ordered {
+            let why = "it was told that the network may place WRITEs in another order, and this one was not: tell the memory servers";
+            return Err(missing(why.into()));
+        }
         let possible = CONNECTION_BYTES_MIN as u64..=CONNECTION_BYTES_MAX as u64;
         let bytes = match session.ask(&Question::Listens)?.wait()? {
             Answer::Listens { bytes } if possible.contains(&bytes) => bytes,
@@ -60,7 +65,8 @@ impl MessageConnection {
         };
         let opening = Opening::new(&setup.domain, bytes as usize)?;
         let queue_pair = setup.queue_pair(MESSAGE_DEPTH)?;
-        let question = Question::Attach { ours: queue_pair.describe(&setup.local), who, opened: opening.describe() };
+        let (ours, ordered) = (queue_pair.describe(&setup.local), setup.ordered);
+        let question = Question::Attach { ours, who, opened: opening.describe(), ordered };
         let (name, theirs, opened) = match session.ask(&question)?.wait()? {
             Answer::Attached { name, theirs, opened } => (name, theirs, opened),
             Answer::Refused(why) => return Err(missing(why)),

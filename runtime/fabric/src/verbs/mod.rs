@@ -12,8 +12,8 @@
 //! connection](crate::connection); `endpoint` is all connections of a worker; `peers` finds compute servers that listen;
 //! `server` is the memory server, and what of it a compute server needs that listens.
 //!
-//! What the fabric promises ([`Capabilities`](crate::Capabilities)): WRITEs and atomics are placed in order, unless its options say that the
-//! network does not keep it. Atomics
+//! What the fabric promises ([`Capabilities`](crate::Capabilities)): WRITEs and atomics are placed in order, unless its options, or a memory
+//! server's, say that the network does not keep it. Atomics
 //! are atomic against WRITEs and CPUs only if all memory servers' devices say so (`IBV_ATOMIC_GLOB`); SoftRoCE and most cards do not.
 //!
 //! # Who is dead
@@ -126,7 +126,8 @@ pub struct VerbsOptions {
     /// [lost](Error::ServerLost) then. A minute; [`Duration::MAX`]: never. Failures with half of that time between them, and ten seconds at
     /// least, are not taken together.
     pub give_up_after: Duration,
-    /// Whether WRITEs of one queue pair are placed in the order of their posting; see [`VerbsServeOptions::ordered`].
+    /// Whether WRITEs of one queue pair are placed in the order of their posting; see [`VerbsServeOptions::ordered`]. Where a memory server says
+    /// that they are not, they are not.
     pub ordered: bool,
 }
 
@@ -192,6 +193,7 @@ impl VerbsFabric {
         let mut sessions = options.servers.iter().map(connect).collect::<Result<Vec<_>, Error>>()?;
         sessions.sort_by_key(|session| session.server());
         require_whole(&sessions)?;
+        let ordered = options.ordered && sessions.iter().all(|session| session.hello_ack().ordered);
         Ok(Self {
             peers: Arc::new(Peers::new(&sessions, &options.secret, &losses)),
             sessions,
@@ -202,7 +204,7 @@ impl VerbsFabric {
             reliability: options.reliability,
             queue_depth,
             give_up_after: options.give_up_after,
-            ordered: options.ordered,
+            ordered,
             known: Mutex::default(),
         })
     }
@@ -239,8 +241,6 @@ fn probe_depth(domain: &Arc<Domain>, queue_depth: u32) -> Result<u32, Error> {
     if taken < queue_depth {
         tracing::info!(device = info.name, taken, "no queue pairs for {queue_depth} requests; they have fewer");
     }
-}
-
     Ok(taken)
 }
 
@@ -250,6 +250,8 @@ fn most_taken(wanted: u32, mut take: impl FnMut(u32) -> Result<(), Error>) -> Re
     let mut fewer =
         std::iter::successors(Some(wanted / 2), |depth| Some(depth / 2)).take_while(|&depth| depth >= DEPTH_MIN);
     fewer.find(|&depth| take(depth).is_ok()).ok_or(refusal)
+}
+
 /// Why memory servers are lost to this machine.
 fn device_fails(why: impl Display) -> String {
     format!("this machine's RDMA device fails: {why}; see the system's log")

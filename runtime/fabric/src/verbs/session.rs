@@ -494,7 +494,7 @@ mod tests {
 
     fn attach() -> Question {
         let who = PeerId { owner: OwnerId::new(1).unwrap(), worker: 0 };
-        Question::Attach { ours: queue_pair(2), who, opened: Opened { address: 0, key: 0 } }
+        Question::Attach { ours: queue_pair(2), who, opened: Opened { address: 0, key: 0 }, ordered: true }
     }
 
     /// And what was asked behind it does not count as unanswered.

@@ -11,7 +11,7 @@ use super::{
     stream::{self, Receiver, Sender, read_until},
 };
 
-const MAGIC: [u8; 8] = *b"farlink\x05";
+const MAGIC: [u8; 8] = *b"farlink\x06";
 const NONCE_BYTES: usize = 32;
 const HELLO_BYTES: usize = MAGIC.len() + NONCE_BYTES;
 const COMPUTE: &str = "farlink compute server";

@@ -29,12 +29,15 @@ pub(in super::super) struct HelloAck {
     pub(in super::super) key: u32,
     /// What atomics to the region are atomic against: its device carries them out.
     pub(in super::super) atomics: Atomics,
+    /// Whether it relies on WRITEs being placed in the order of their posting.
+    pub(in super::super) ordered: bool,
 }
 
 impl Wire for HelloAck {
     fn encode(&self, to: &mut Vec<u64>) {
         to.extend([self.server, self.servers, self.cluster, self.address, self.bytes, u64::from(self.key)]);
         self.atomics.encode(to);
+        self.ordered.encode(to);
     }
 
     fn decode(from: &mut &[u64]) -> Result<Self, DecodeError> {
@@ -47,6 +50,7 @@ impl Wire for HelloAck {
             bytes: next()?,
             key: narrow(next()?)?,
             atomics: Atomics::decode(from)?,
+            ordered: bool::decode(from)?,
         })
     }
 }
@@ -175,8 +179,9 @@ pub(in super::super) enum Question {
     Lives(OwnerId),
     /// Does it take messages?
     Listens,
-    /// A message connection for this queue pair and this worker of the asker's, who opens this memory.
-    Attach { ours: Peer, who: PeerId, opened: Opened },
+    /// A message connection for this queue pair and this worker of the asker's, who opens this memory. Whether it relies on WRITEs being placed
+    /// in the order of their posting.
+    Attach { ours: Peer, who: PeerId, opened: Opened, ordered: bool },
     /// The asker's queue pair of the message connection of this name is ready.
     AttachReady(u64),
     /// Close the message connection of this name; whether the asker has no use for it any more.
@@ -259,11 +264,12 @@ impl Wire for Question {
                 owner.encode(to);
             }
             Self::Listens => to.push(5),
-            Self::Attach { ours, who, opened } => {
+            Self::Attach { ours, who, opened, ordered } => {
                 to.push(6);
                 ours.encode(to);
                 who.encode(to);
                 opened.encode(to);
+                ordered.encode(to);
             }
             Self::Detach(name, in_order) => to.extend([8, *name, u64::from(*in_order)]),
             Self::ConnectionState(name) => to.extend([9, *name]),
@@ -288,7 +294,12 @@ impl Wire for Question {
             3 => Self::Release(OwnerId::decode(from)?),
             4 => Self::Lives(OwnerId::decode(from)?),
             5 => Self::Listens,
-            6 => Self::Attach { ours: Peer::decode(from)?, who: PeerId::decode(from)?, opened: Opened::decode(from)? },
+            6 => Self::Attach {
+                ours: Peer::decode(from)?,
+                who: PeerId::decode(from)?,
+                opened: Opened::decode(from)?,
+                ordered: bool::decode(from)?,
+            },
             8 => Self::Detach(u64::decode(from)?, bool::decode(from)?),
             9 => Self::ConnectionState(u64::decode(from)?),
             7 => Self::AttachReady(u64::decode(from)?),
@@ -410,7 +421,9 @@ mod tests {
         [Answer::Done, Answer::Lives(true), Answer::Lives(false)].into_iter().for_each(comes_back);
         comes_back(Answer::Refused("no queue pair left: ü".into()));
         let opened = Opened { address: 4096, key: 7 };
-        comes_back(Question::Attach { ours: peer(), who: PeerId { owner, worker: 3 }, opened });
+        for ordered in [true, false] {
+            comes_back(Question::Attach { ours: peer(), who: PeerId { owner, worker: 3 }, opened, ordered });
+        }
         [
             Question::Listens,
             Question::AttachReady(9),
@@ -427,7 +440,18 @@ mod tests {
             .into_iter()
             .for_each(comes_back);
         for atomics in [Atomics::None, Atomics::Device, Atomics::Global] {
-            comes_back(HelloAck { server: 1, servers: 2, cluster: 3, address: 4, bytes: 5, key: 6, atomics });
+            for ordered in [true, false] {
+                comes_back(HelloAck {
+                    server: 1,
+                    servers: 2,
+                    cluster: 3,
+                    address: 4,
+                    bytes: 5,
+                    key: 6,
+                    atomics,
+                    ordered,
+                });
+            }
         }
     }
 

@@ -77,6 +77,8 @@ pub(super) struct Arrival {
     pub(super) who: PeerId,
     /// What the worker has opened.
     pub(super) opened: Opened,
+    /// Whether the worker relies on WRITEs being placed in the order of their posting.
+    pub(super) ordered: bool,
     pub(super) record: Arc<Record>,
 }
 
@@ -216,6 +218,7 @@ impl Acceptor {
         theirs: &Peer,
         who: PeerId,
         opened: Opened,
+        ordered: bool,
     ) -> Result<(Made, Peer, Opened), String> {
         let endpoint = (u64::from(who.owner.incarnation()) + u64::from(who.worker)) as usize % self.domains.len();
         let domain = &self.domains[endpoint];
@@ -232,7 +235,7 @@ impl Acceptor {
         let (fate, place) = (AtomicU64::new(OPEN), Mutex::new(Some(place)));
         let record = Arc::new(Record { acceptor: Arc::clone(self), endpoint, fate, place });
         let connection = Connection::new(queue_pair, theirs.queue_pair);
-        let arrival = Arrival { connection, opening, who, opened, record: Arc::clone(&record) };
+        let arrival = Arrival { connection, opening, who, opened, ordered, record: Arc::clone(&record) };
         Ok((Made { record, arrival: Some(arrival) }, ours, ours_opened))
     }
 }

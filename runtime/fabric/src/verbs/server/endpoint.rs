@@ -59,6 +59,7 @@ impl Listener for VerbsListener {
             registered: Vec::new(),
             acceptor: Arc::clone(&self.acceptor),
             number,
+            ordered: self.acceptor.ordered,
             generation: 0,
             early: Vec::new(),
             news: 0,
@@ -99,6 +100,8 @@ struct VerbsServerEndpoint {
     registered: Vec<Registered>,
     acceptor: Arc<Acceptor>,
     number: usize,
+    /// Whether WRITEs are placed in the order of their posting, as far as this side and all workers that came were told.
+    ordered: bool,
     /// Counts connections.
     generation: u16,
     /// Completions that did not come from the card.
@@ -144,7 +147,8 @@ impl VerbsServerEndpoint {
         self.generation = self.generation.wrapping_add(1);
         let queue = RequestQueue::new(&self.domain().domain, free as u16, ENDPOINT_DEPTH, target)?;
         let mut queue = queue.of_generation(self.generation).gathering_from(self.domain().source.clone());
-        let Arrival { connection, opening, who, record, .. } = arrival;
+        let Arrival { connection, opening, who, record, ordered, .. } = arrival;
+        self.ordered &= ordered;
         queue.connect(connection);
         let memory = opening.memory();
         if free == self.peers.len() {
@@ -196,7 +200,7 @@ impl Endpoint for VerbsServerEndpoint {
     fn capabilities(&self) -> Capabilities {
         let domain = self.domain();
         let atomics = [domain.domain.device().info().atomics];
-        capabilities(atomics, self.acceptor.ordered, domain.inline_bytes(), domain.source.gather_max)
+        capabilities(atomics, self.ordered, domain.inline_bytes(), domain.source.gather_max)
     }
 
     unsafe fn register(&mut self, base: NonNull<u64>, words: usize) -> Result<LocalKey, Error> {

@@ -56,8 +56,8 @@ pub struct VerbsServeOptions {
     /// When a connection that does not answer is taken for dead.
     pub reliability: Reliability,
     /// Whether WRITEs of one queue pair are placed in the order of their posting, as on a plain network. One with adaptive routing takes their
-    /// packets over several ways, and cards may then place a later WRITE first: say false, here and in the options of all compute servers
-    /// ([`VerbsOptions::ordered`](super::VerbsOptions::ordered)). What has to come in order then waits for what it follows.
+    /// packets over several ways, and cards may then place a later WRITE first: say false. What has to come in order then waits for what it
+    /// follows. Compute servers hear of it when they connect, and do the same.
     pub ordered: bool,
 }
 

@@ -173,6 +173,7 @@ impl Serving {
             bytes: self.place.bytes,
             key: self.memory.key,
             atomics: self.device().atomics,
+            ordered: self.ordered,
         }
     }
 
@@ -265,8 +266,8 @@ impl Serving {
                 Some(acceptor) => Answer::Listens { bytes: acceptor.connection_bytes as u64 },
                 None => Answer::Refused(NO_THREADS.into()),
             },
-            Question::Attach { ours, who, opened } => {
-                self.attach(id, &ours, who, opened).unwrap_or_else(Answer::Refused)
+            Question::Attach { ours, who, opened, ordered } => {
+                self.attach(id, &ours, who, opened, ordered).unwrap_or_else(Answer::Refused)
             }
             Question::AttachReady(name) => {
                 self.connections_of(id, |connections| connections.get_mut(&name).map(Made::ready));
@@ -296,13 +297,21 @@ impl Serving {
     }
 
     /// Makes this side of a message connection.
-    fn attach(&self, id: SessionId, theirs: &Peer, who: PeerId, opened: Opened) -> Result<Answer, String> {
+    fn attach(
+        &self,
+        id: SessionId,
+        theirs: &Peer,
+        who: PeerId,
+        opened: Opened,
+        ordered: bool,
+    ) -> Result<Answer, String> {
         let acceptor = lock(&self.acceptor).clone().ok_or(NO_THREADS)?;
         let held = self.state().sessions.get(&id).map_or(0, |held| held.queue_pairs.len() + held.connections.len());
         if held >= QUEUE_PAIRS_MAX {
             return Err(too_many());
         }
-        let (made, ours, ours_opened) = acceptor.attach((&self.local, self.reliability), theirs, who, opened)?;
+        let (made, ours, ours_opened) =
+            acceptor.attach((&self.local, self.reliability), theirs, who, opened, ordered)?;
         let mut state = self.state();
         let held = state.sessions.get_mut(&id).ok_or("the memory server stops")?;
         // Those that the endpoints have closed are of no use to anybody.
