@@ -8,14 +8,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use clap::{Args, value_parser};
+use clap::Args;
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::error::Error as RuntimeError;
 use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
 use farlink_runtime::fabric::{Error as FabricError, Fabric};
 use serde::{Deserialize, Serialize};
 
-use crate::rdma;
+use crate::rdma::{self, CardArgs};
 use crate::units::parse_duration_or_zero;
 
 /// Names the secret where no file does.
@@ -93,25 +93,6 @@ pub(crate) struct VerbsArgs {
     /// A file with the cluster's secret, which all its servers must know. Without it, the variable FARLINK_SECRET.
     #[arg(long, value_name = "FILE")]
     pub(crate) secret_file: Option<PathBuf>,
-}
-
-/// This machine's end of RDMA.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) struct CardArgs {
-    /// The RDMA device, as `farlink devices` lists it; the first with an active port.
-    #[arg(long, value_name = "NAME")]
-    pub(crate) device: Option<String>,
-    /// The device's port, from 1; the first that is active.
-    #[arg(long, value_name = "NUMBER", value_parser = value_parser!(u8).range(1..))]
-    pub(crate) port: Option<u8>,
-    /// The port's address, by its index; the best for RoCE v2.
-    #[arg(long, value_name = "INDEX")]
-    pub(crate) gid_index: Option<u8>,
-    /// The network may place WRITEs of one connection in another order, as those with adaptive routing do: do not rely on it. To be given to
-    /// all memory servers; who connects to them hears of it.
-    #[arg(long)]
-    pub(crate) unordered: bool,
 }
 
 /// Names [`VerbsArgs`] in messages.

@@ -4,11 +4,30 @@ use std::sync::Arc;
 
 #[cfg(not(feature = "verbs"))]
 use anyhow::bail;
+use clap::{Args, value_parser};
 use farlink_runtime::fabric::Fabric;
 #[cfg(feature = "verbs")]
 use farlink_runtime::fabric::verbs::{DeviceChoice, Secret, VerbsFabric, VerbsOptions};
+use serde::{Deserialize, Serialize};
 
-use crate::place::CardArgs;
+/// This machine's end of RDMA.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct CardArgs {
+    /// The RDMA device, as `farlink devices` lists it; the first with an active port.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) device: Option<String>,
+    /// The device's port, from 1; the first that is active.
+    #[arg(long, value_name = "NUMBER", value_parser = value_parser!(u8).range(1..))]
+    pub(crate) port: Option<u8>,
+    /// The port's address, by its index; the best for RoCE v2.
+    #[arg(long, value_name = "INDEX")]
+    pub(crate) gid_index: Option<u8>,
+    /// The network may place WRITEs of one connection in another order, as those with adaptive routing do: do not rely on it. To be given to
+    /// all memory servers; who connects to them hears of it.
+    #[arg(long)]
+    pub(crate) unordered: bool,
+}
 
 #[cfg(not(feature = "verbs"))]
 pub(crate) const BUILD: &str = "this farlink was built without RDMA; build it with `cargo build --release -p farlink --features \
