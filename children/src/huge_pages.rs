@@ -5,6 +5,8 @@ use std::{env, fs, os::unix::process::CommandExt as _, process::Command};
 
 /// What the C library reads when a program starts.
 const TUNABLES: &str = "GLIBC_TUNABLES";
+/// Says that it was started again: of a program with more rights than its user the system may take the other one away.
+const ANEW: &str = "FARLINK_STARTED_ANEW";
 /// Huge pages; and heaps that grow by many at a time, as what grows by less than one gets none.
 const ASK: &str = "glibc.malloc.hugetlb=1:glibc.malloc.top_pad=67108864";
 /// Memory that came is of other things, too: below this nothing is said of it.
@@ -15,12 +17,13 @@ const BYTES_MIN: u64 = 4 << 20;
 /// `GLIBC_TUNABLES`, nor with another C library. To be called before anything is done. Not every run gets what it asks for: who compares
 /// says what [share](OwnMemory::huge_share_since) each side has.
 pub fn for_all() {
-    if cfg!(not(all(target_os = "linux", target_env = "gnu"))) || env::var_os(TUNABLES).is_some() {
+    let is_asked = |name| env::var_os(name).is_some();
+    if cfg!(not(all(target_os = "linux", target_env = "gnu"))) || is_asked(TUNABLES) || is_asked(ANEW) {
         return;
     }
     if let Ok(program) = env::current_exe() {
         // Comes back only if that fails: then all goes on as it is, and shares of memory tell.
-        let _ = Command::new(program).args(env::args_os().skip(1)).env(TUNABLES, ASK).exec();
+        let _ = Command::new(program).args(env::args_os().skip(1)).env(TUNABLES, ASK).env(ANEW, "1").exec();
     }
 }
 

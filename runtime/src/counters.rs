@@ -91,8 +91,8 @@ const NAMES: usize = 16;
 /// What is counted under the names beyond those.
 const OTHERS: &str = "others";
 
-/// Counts under names that structures give them ([`Handle::count`](crate::worker::Handle::count)): of 16 names by each worker, and of all
-/// that come later together, as `others`; so what has a name that the runtime uses itself.
+/// Counts under names that structures give them ([`Handle::count`](crate::worker::Handle::count)): of 16 names by each worker. What comes
+/// later, or has a name that the runtime uses itself, is counted together, as `others`.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Named {
     counts: [(&'static str, u64); NAMES],

@@ -45,7 +45,7 @@ impl<R: Wire> Wire for Load<R> {
 pub struct Loads<R> {
     /// For each of its regions.
     pub regions: Vec<Load<R>>,
-    /// A piece of the region with most, which has about so much as was asked for. `None` if it cannot be cut.
+    /// A piece of one of them, which has about so much as was asked for: of the hottest that has such a one. `None` if none can be cut.
     pub piece: Option<Load<R>>,
 }
 
@@ -101,7 +101,7 @@ pub struct Moved<R> {
 /// owner's hottest region that is small enough goes to the coolest owner, or a piece of one (FlexKV, arXiv 2512.16148, moves the
 /// hottest small regions until ranks balance). `more` are compute servers that listen and may own nothing yet. At most `moves_max`.
 ///
-/// How much there is to do is asked once, at first: who has just been given a region has cached little of it. What dead owners had goes to
+/// How much there is to do is asked once, at first, and later of who gives something away alone: who has just been given a region has cached little of it. What dead owners had goes to
 /// the others in turn, before that. `moved` gets each move that is made, also before an error.
 ///
 /// Answers who has more than that all the same, if somebody has, and how many times the average: nothing that it has would
@@ -159,7 +159,8 @@ pub async fn balance<R: Region>(
             Some(load) => Some(load),
             None => loads(worker, structure, from, excess).await?.piece.filter(makes_even),
         };
-        let smaller = || ranks[hot].1.iter().filter(|load| makes_even(load)).max_by_key(|load| load.uses).cloned();
+        let hotter = |load: &&Load<R>| (most - load.uses).max(least + load.uses);
+        let smaller = || ranks[hot].1.iter().filter(|load| makes_even(load)).min_by_key(hotter).cloned();
         let Some(Load { region, uses }) = chosen.filter(makes_even).or_else(smaller) else { return left };
         let Some(region) = move_region(worker, structure, &region, from, to).await? else { return left };
         // What it was a part of.
@@ -167,10 +168,30 @@ pub async fn balance<R: Region>(
         if let Some(of) = of {
             let whole = ranks[hot].1.swap_remove(of);
             let rest = whole.region.without(&region).unwrap_or_default();
-            let left = whole.uses.saturating_sub(uses) / rest.len().max(1) as u64;
-            ranks[hot].1.extend(rest.into_iter().map(|region| Load { region, uses: left }));
+            let left = whole.uses.saturating_sub(uses);
+            ranks[hot].1.extend(divided(worker, structure, from, rest, left).await?);
         }
         ranks[cool].1.push(Load { region: region.clone(), uses });
         moved.push(Moved { region, from, to, uses: Some(uses) });
     }
+}
+
+/// What is left of an owner's region, with as much of these uses for each as it has of the owner's by now.
+async fn divided<R: Region>(
+    worker: &Handle,
+    structure: &Structure,
+    owner: OwnerId,
+    rest: Vec<R>,
+    uses: u64,
+) -> Result<Vec<Load<R>>, Error> {
+    if rest.len() <= 1 {
+        return Ok(rest.into_iter().map(|region| Load { region, uses }).collect());
+    }
+    let now = loads::<R>(worker, structure, owner, 0).await?.regions;
+    let of = |region: &R| -> u64 {
+        now.iter().filter(|load| load.region.overlap(region) != Overlap::Outside).map(|load| load.uses).sum()
+    };
+    let all = rest.iter().map(of).sum::<u64>().max(1);
+    let share = |region: &R| (u128::from(uses) * u128::from(of(region)) / u128::from(all)) as u64;
+    Ok(rest.into_iter().map(|region| Load { uses: share(&region), region }).collect())
 }

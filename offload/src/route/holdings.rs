@@ -1,6 +1,6 @@
 //! What a compute server owns of a structure: a set of regions, in one cache, which come and go while operations run.
 
-use std::{cell::OnceCell, fmt, rc::Rc};
+use std::{cell::OnceCell, cmp::Reverse, fmt, rc::Rc};
 
 use farlink_cache::Counters;
 use farlink_runtime::{
@@ -185,9 +185,12 @@ impl<P: Plugin> Holdings<P> {
             return Ok(Loads { regions: Vec::new(), piece: None });
         };
         let all = owned.uses_by_region(self.regions());
-        let hottest = all.iter().max_by_key(|region| region.sum());
-        let piece = hottest.and_then(|region| P::Region::piece(&region.pages, wanted));
-        let piece = piece.map(|(region, uses)| Load { region, uses });
+        let mut by_uses: Vec<_> = all.iter().collect();
+        by_uses.sort_by_key(|region| Reverse(region.sum()));
+        let pieces: Vec<_> = by_uses.iter().filter_map(|region| P::Region::piece(&region.pages, wanted)).collect();
+        // Of the hottest region that has none too hot by far.
+        let fits = pieces.iter().position(|(_, uses)| *uses <= wanted.saturating_mul(2)).unwrap_or(0);
+        let piece = pieces.into_iter().nth(fits).map(|(region, uses)| Load { region, uses });
         let regions = all.into_iter().map(|of| Load { uses: of.sum(), region: of.region }).collect();
         Ok(Loads { regions, piece })
     }

@@ -462,10 +462,11 @@ fn who_has_the_hottest_leaf_gives_the_others_away() {
     let of = |owner| worker.block_on(loads::<KeyRange>(worker, structure, owner, 0)).unwrap().uses();
     let before: Vec<u64> = ids.iter().map(|&owner| of(owner)).collect();
     let average = before.iter().sum::<u64>() as f64 / 3.0;
-    assert!(before[2] as f64 > 1.2 * average, "{before:?}");
+    assert!(before[2] as f64 > 1.3 * average, "{before:?}");
     let mut moved = Vec::new();
-    let left = worker.block_on(balance::<KeyRange>(worker, structure, &ids, 1.2, 10, &mut moved)).unwrap();
-    assert!(left.is_none() && !moved.is_empty(), "{before:?}: {moved:?}, {left:?}");
+    let left = worker.block_on(balance::<KeyRange>(worker, structure, &ids, 1.1, 10, &mut moved)).unwrap();
+    // One piece for each of the others.
+    assert!(left.is_none() && moved.len() > 1, "{before:?}: {moved:?}, {left:?}");
     assert!(moved.iter().all(|moved| moved.from == ids[2] && !moved.region.contains(hottest)), "{before:?}: {moved:?}");
     drop(tree);
     owners.iter().for_each(Owner::close);

@@ -157,7 +157,7 @@ impl DataPath {
     fn breaks(&mut self, setup: &Setup, first: Option<Error>, why: &str, completions: &mut Vec<Completion>) {
         let now = Instant::now();
         self.session.tell_failure(now, why);
-        match self.failures.add(now, setup.give_up_after) {
+        match self.failures.add(now, setup.give_up_after, setup.reliability.longest()) {
             Next::GiveUp(lasted) => {
                 let why = format!("for {lasted:.0?} nothing but failures came over RDMA, while TCP works: {why}");
                 self.give_up(&why, completions);

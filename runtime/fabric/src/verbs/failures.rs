@@ -11,8 +11,7 @@ const REST: Duration = Duration::from_millis(1);
 const REST_MAX: Duration = Duration::from_millis(100);
 /// Fewer than these prove nothing, however much time is between them.
 const GIVEN_UP_MIN: u32 = 3;
-/// A failure so long after another belongs to no run with it: nothing was asked for meanwhile. Each takes some seconds at most to be
-/// noticed, as connections are by default.
+/// A failure so long after another belongs to no run with it, unless it takes as long to notice one: nothing was asked for meanwhile.
 const PAUSE: Duration = Duration::from_secs(10);
 
 /// The failures of one way.
@@ -47,9 +46,10 @@ impl Failures {
         }
     }
 
-    /// One more. Nothing but failures for `limit` is the end; after a long pause they begin anew.
-    pub(super) fn add(&mut self, now: Instant, limit: Duration) -> Next {
-        let pause = PAUSE.max(limit / 2);
+    /// One more, which took `noticed` to be noticed at the most. Nothing but failures for `limit` is the end; after a long pause they begin
+    /// anew.
+    pub(super) fn add(&mut self, now: Instant, limit: Duration, noticed: Duration) -> Next {
+        let pause = PAUSE.max(limit / 2).max(noticed.saturating_mul(2));
         let new = Run { since: now, last: now, count: 0 };
         let run = self.run.take_if(|run| now.saturating_duration_since(run.last) <= pause).unwrap_or(new);
         let run = self.run.insert(Run { last: now, count: run.count.saturating_add(1), ..run });
@@ -70,12 +70,13 @@ mod tests {
     use super::*;
 
     const LIMIT: Duration = Duration::from_secs(60);
+    const NOTICED: Duration = Duration::from_secs(4);
 
     #[test]
     fn rests_grow_until_something_is_carried_out() {
         let (mut failures, mut now) = (Failures::default(), Instant::now());
         let mut next = || {
-            let Next::ConnectAfter(rest) = failures.add(now, LIMIT) else { panic!("given up") };
+            let Next::ConnectAfter(rest) = failures.add(now, LIMIT, NOTICED) else { panic!("given up") };
             now += rest;
             rest.as_millis()
         };
@@ -83,7 +84,7 @@ mod tests {
         assert_eq!(rests[..9], [0, 1, 2, 4, 8, 16, 32, 64, 100]);
         assert!(rests[9..].iter().all(|&rest| rest == 100));
         failures.end();
-        assert_eq!(failures.add(now, LIMIT), Next::ConnectAfter(Duration::ZERO));
+        assert_eq!(failures.add(now, LIMIT, NOTICED), Next::ConnectAfter(Duration::ZERO));
     }
 
     #[test]
@@ -91,21 +92,29 @@ mod tests {
         let start = Instant::now();
         let goes_on = |next| matches!(next, Next::ConnectAfter(_));
         let mut failures = Failures::default();
-        assert!(goes_on(failures.add(start, LIMIT)));
-        assert!(goes_on(failures.add(start + LIMIT / 2, LIMIT)));
-        assert_eq!(failures.add(start + LIMIT, LIMIT), Next::GiveUp(LIMIT));
+        assert!(goes_on(failures.add(start, LIMIT, NOTICED)));
+        assert!(goes_on(failures.add(start + LIMIT / 2, LIMIT, NOTICED)));
+        assert_eq!(failures.add(start + LIMIT, LIMIT, NOTICED), Next::GiveUp(LIMIT));
         let (mut failures, short) = (Failures::default(), LIMIT / 200);
-        assert!(goes_on(failures.add(start, short)));
-        assert!(goes_on(failures.add(start + short * 3, short)), "two are few");
-        assert_eq!(failures.add(start + short * 3, short), Next::GiveUp(short * 3));
+        assert!(goes_on(failures.add(start, short, NOTICED)));
+        assert!(goes_on(failures.add(start + short * 3, short, NOTICED)), "two are few");
+        assert_eq!(failures.add(start + short * 3, short, NOTICED), Next::GiveUp(short * 3));
         let mut failures = Failures::default();
         for seconds in [0, 20, 40, 59] {
-            assert!(goes_on(failures.add(start + Duration::from_secs(seconds), LIMIT)), "{seconds} s");
+            assert!(goes_on(failures.add(start + Duration::from_secs(seconds), LIMIT, NOTICED)), "{seconds} s");
         }
-        assert_eq!(failures.add(start + LIMIT, LIMIT), Next::GiveUp(LIMIT));
+        assert_eq!(failures.add(start + LIMIT, LIMIT, NOTICED), Next::GiveUp(LIMIT));
         failures.end();
-        assert!((0..10).all(|_| goes_on(failures.add(start + LIMIT * 3, LIMIT))));
+        assert!((0..10).all(|_| goes_on(failures.add(start + LIMIT * 3, LIMIT, NOTICED))));
         assert!(goes_on(failures.add(start + LIMIT * 1000, Duration::MAX)), "never is never");
+    }
+
+    #[test]
+    fn what_takes_long_to_notice_is_no_pause() {
+        let (start, slow) = (Instant::now(), Duration::from_secs(56));
+        let mut failures = Failures::default();
+        let next = [0, 56, 112].map(|after| failures.add(start + Duration::from_secs(after), LIMIT, slow));
+        assert_eq!(next[2], Next::GiveUp(slow * 2), "{next:?}");
     }
 
     /// Some were of requests that nobody posted again, and nothing was asked for since.
@@ -114,9 +123,13 @@ mod tests {
         let start = Instant::now();
         let mut failures = Failures::default();
         for after in [0, 1, 2, 600, 603, 606, 620] {
-            let next = failures.add(start + Duration::from_secs(after), LIMIT);
+            let next = failures.add(start + Duration::from_secs(after), LIMIT, NOTICED);
             assert!(matches!(next, Next::ConnectAfter(_)), "after {after} s: {next:?}");
         }
-        assert_eq!(failures.add(start + LIMIT * 20, LIMIT), Next::ConnectAfter(Duration::ZERO), "the first again");
+        assert_eq!(
+            failures.add(start + LIMIT * 20, LIMIT, NOTICED),
+            Next::ConnectAfter(Duration::ZERO),
+            "the first again"
+        );
     }
 }

@@ -234,12 +234,14 @@ impl VerbsFabric {
 fn probe_depth(domain: &Arc<Domain>, queue_depth: u32) -> Result<u32, Error> {
     let info = domain.device().info();
     let completions = CompletionQueue::new(domain.device(), 1, None)?;
+    let mut refused = None;
     let taken = most_taken(queue_depth, |depth| {
         let options = endpoint::options(depth, info.inline_bytes.min(INLINE_BYTES));
-        QueuePair::new(domain, &completions, &completions, options).map(drop)
+        let made = QueuePair::new(domain, &completions, &completions, options).map(drop);
+        made.inspect_err(|error| _ = refused.get_or_insert_with(|| error.to_string()))
     })?;
-    if taken < queue_depth {
-        tracing::info!(device = info.name, taken, "no queue pairs for {queue_depth} requests; they have fewer");
+    if let Some(why) = refused {
+        tracing::warn!(device = info.name, taken, why, "no queue pairs for {queue_depth} requests; they have fewer");
     }
     Ok(taken)
 }

@@ -62,6 +62,12 @@ impl Default for Reliability {
 }
 
 impl Reliability {
+    /// How long it takes at the most until a connection is given up.
+    pub(crate) fn longest(self) -> Duration {
+        let longest_wait = Duration::from_nanos(4096 << self.timeout_exponent()) * 4;
+        longest_wait.saturating_mul(u32::from(self.retries) + 1)
+    }
+
     fn timeout_exponent(self) -> u8 {
         const UNIT_NS: u128 = 4096;
         let units = self.answer_within.as_nanos().div_ceil(UNIT_NS).max(1);
