@@ -106,7 +106,7 @@ mod tests {
         assert_eq!(failures.add(start + LIMIT, LIMIT, NOTICED), Next::GiveUp(LIMIT));
         failures.end();
         assert!((0..10).all(|_| goes_on(failures.add(start + LIMIT * 3, LIMIT, NOTICED))));
-        assert!(goes_on(failures.add(start + LIMIT * 1000, Duration::MAX)), "never is never");
+        assert!(goes_on(failures.add(start + LIMIT * 1000, Duration::MAX, NOTICED)), "never is never");
     }
 
     #[test]
