@@ -415,6 +415,9 @@ pub(crate) struct RtreeLocalArgs {
     /// Rounds of bulk loads, and of inserts.
     #[arg(long, default_value_t = 3, value_parser = value_parser!(u32).range(1..=1000))]
     pub(crate) loads: u32,
+    /// Have malloc ask for huge pages, as our cache does: the others' memory is of small ones where the system gives huge ones only to who asks.
+    #[arg(long)]
+    pub(crate) huge_pages: bool,
     #[command(flatten)]
     pub(crate) common: CommonArgs,
 }

@@ -55,7 +55,9 @@ pub(crate) fn run(args: &FigureArgs) -> anyhow::Result<()> {
         Figure::Rtree(args) => rtree::run(args, out),
         #[cfg(feature = "peers")]
         Figure::RtreeLocal(args) => {
-            farlink_children::huge_pages::for_all();
+            if args.huge_pages {
+                farlink_children::huge_pages::for_all();
+            }
             rtree_local::run(args, out)
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! One thread. The indexes take turns, a short while each, and each turn is compared with rstar's turn of the same round; what is
 //! reported is the median of the rounds, with the least and the most. Time is the thread's own on the processor: what others
-//! do on the machine meanwhile shows as little as can be. All have to give the same answers. Our cache asks the system for huge pages; so
-//! that all are alike, malloc is told to ask, too.
+//! do on the machine meanwhile shows as little as can be. All have to give the same answers. Our cache asks the system for huge pages;
+//! malloc is told to ask, too, if that is wished.
 
 use std::io::Write;
 
