@@ -104,7 +104,8 @@ impl Row {
 
     /// What the structure has counted, as a person reads it; none if it has counted nothing.
     pub(crate) fn counted(&self) -> Option<String> {
-        let counts = self.counts_per_op.iter().flatten().filter(|(_, count)| **count > 0.0);
+        // Less would be shown as nothing.
+        let counts = self.counts_per_op.iter().flatten().filter(|(_, count)| **count >= 0.005);
         let counts: Vec<String> = counts.map(|(name, &count)| format!("{name} {}", show_short(Some(count)))).collect();
         (!counts.is_empty()).then(|| counts.join(", "))
     }
