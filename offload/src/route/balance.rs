@@ -101,8 +101,9 @@ pub struct Moved<R> {
 /// owner's hottest region that is small enough goes to the coolest owner, or a piece of one (FlexKV, arXiv 2512.16148, moves the
 /// hottest small regions until ranks balance). `more` are compute servers that listen and may own nothing yet. At most `moves_max`.
 ///
-/// How much there is to do is asked once, at first, and later of who gives something away alone: who has just been given a region has cached little of it. What dead owners had goes to
-/// the others in turn, before that. `moved` gets each move that is made, also before an error.
+/// How much there is to do is asked once, at first, and later of who gives something away alone: who has just been given a region has
+/// cached little of it. What dead owners had goes to the others in turn, before that. `moved` gets each move that is made, also before an
+/// error.
 ///
 /// Answers who has more than that all the same, if somebody has, and how many times the average: nothing that it has would
 /// make it more even elsewhere, or it was given up just now, or that were moves enough.
