@@ -142,7 +142,7 @@ impl Host for Inner {
         &self.executor
     }
 
-    fn message_begins(&self) -> u32 {
+    fn message_begins(&self) -> u64 {
         bump(&self.counters.two_sided);
         if self.executor.trips.begins() {
             bump(&self.counters.round_trips);
@@ -150,7 +150,7 @@ impl Host for Inner {
         self.executor.trips.depth()
     }
 
-    fn message_ends(&self, begun: u32) {
+    fn message_ends(&self, begun: u64) {
         self.executor.trips.ends(begun);
     }
 

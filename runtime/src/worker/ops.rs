@@ -206,7 +206,7 @@ pub struct Posted<T: FromDone> {
 }
 
 enum PostedState<T: FromDone> {
-    Pending { handle: Handle, slot: usize, posted_at: u32, again: T::Again },
+    Pending { handle: Handle, slot: usize, posted_at: u64, again: T::Again },
     Repeated(Repeated<T>),
     Refused(Option<Box<Error>>),
     SlotGuard,
@@ -225,7 +225,7 @@ impl<T: FromDone> std::fmt::Debug for Posted<T> {
 }
 
 impl<T: FromDone> Posted<T> {
-    pub(super) fn pending(handle: Handle, slot: usize, posted_at: u32, again: T::Again) -> Self {
+    pub(super) fn pending(handle: Handle, slot: usize, posted_at: u64, again: T::Again) -> Self {
         Self { state: PostedState::Pending { handle, slot, posted_at, again } }
     }
 

@@ -10,9 +10,9 @@ use std::{cell::Cell, rc::Rc};
 /// How far a task is.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Trips {
-    depth: u32,
+    depth: u64,
     /// The depth that the trips counted so far lead to.
-    counted: u32,
+    counted: u64,
 }
 
 /// The trips of the task that is being polled.
@@ -30,7 +30,7 @@ impl Current {
 
     /// Where a request that is posted now stands.
     #[inline]
-    pub(super) fn depth(&self) -> u32 {
+    pub(super) fn depth(&self) -> u64 {
         self.0.get().depth
     }
 
@@ -38,16 +38,16 @@ impl Current {
     #[inline]
     pub(super) fn begins(&self) -> bool {
         let Trips { depth, counted } = self.0.get();
-        let counted_then = counted.max(depth.wrapping_add(1));
+        let counted_then = counted.max(depth + 1);
         self.0.set(Trips { depth, counted: counted_then });
         counted_then != counted
     }
 
     /// A request that was posted at this depth is complete.
     #[inline]
-    pub(super) fn ends(&self, posted_at: u32) {
+    pub(super) fn ends(&self, posted_at: u64) {
         let trips = self.0.get();
-        self.0.set(Trips { depth: trips.depth.max(posted_at.wrapping_add(1)), ..trips });
+        self.0.set(Trips { depth: trips.depth.max(posted_at + 1), ..trips });
     }
 
     /// Another task that was waited for has ended.
@@ -61,9 +61,14 @@ impl Current {
 mod tests {
     use super::*;
 
-    /// Chains of requests that overlap, given the order of their completions by chain; how many trips are counted.
     fn count(chains: usize, completions: &[usize]) -> usize {
+        count_from(0, chains, completions)
+    }
+
+    /// Chains of requests that overlap, given the order of their completions by chain; how many trips are counted behind so many.
+    fn count_from(depth: u64, chains: usize, completions: &[usize]) -> usize {
         let current = Current::default();
+        current.replace(Trips { depth, counted: depth });
         let mut posted = vec![0; chains];
         let mut counted = 0;
         for posted in &mut posted {
@@ -85,5 +90,11 @@ mod tests {
         assert_eq!(count(1, &[0, 0, 0]), 4);
         assert_eq!(count(3, &[0, 1, 2]), 2);
         assert_eq!(count(3, &[2, 1, 0, 0, 1, 2]), 3);
+    }
+
+    /// A worker makes millions a second, and lives for hours.
+    #[test]
+    fn trips_are_counted_behind_billions() {
+        assert_eq!(count_from(u32::MAX.into(), 1, &[0, 0, 0, 0, 0]), 6);
     }
 }

@@ -54,10 +54,10 @@ pub trait Host: fmt::Debug {
     fn tasks(&self) -> &dyn Tasks;
 
     /// Counts a request that is sent and whose reply is awaited; a mark that [`Host::message_ends`] wants back.
-    fn message_begins(&self) -> u32;
+    fn message_begins(&self) -> u64;
 
     /// An exchange of messages that began with this mark is over.
-    fn message_ends(&self, begun: u32);
+    fn message_ends(&self, begun: u64);
 
     /// Counts payload that has come or gone.
     fn count_bytes(&self, bytes: u64);

@@ -144,11 +144,11 @@ impl Host for Worker {
         self
     }
 
-    fn message_begins(&self) -> u32 {
+    fn message_begins(&self) -> u64 {
         0
     }
 
-    fn message_ends(&self, _begun: u32) {}
+    fn message_ends(&self, _begun: u64) {}
 
     fn count_bytes(&self, _bytes: u64) {}
 }
