@@ -155,6 +155,9 @@ mod tests {
         let first = anew(&dir).claim(owner).unwrap();
         let claims = anew(&dir);
         let second = claims.claim(owner).unwrap();
+        // Whoever can lock it can have the dead count as alive.
+        #[cfg(unix)]
+        assert_eq!(files::mode_of(&dir.join("owners/5")), 0o600);
         drop(first);
         assert_eq!(claims.liveness(owner), Liveness::Alive);
         assert!(second.holds());

@@ -411,6 +411,13 @@ pub(super) fn fill_holes(file: &File) -> io::Result<()> {
     Ok(())
 }
 
+/// What a file's user, its group, and others may do with it.
+#[cfg(all(test, unix, not(loom)))]
+pub(super) fn mode_of(path: &Path) -> u32 {
+    use std::os::unix::fs::PermissionsExt as _;
+    fs::metadata(path).unwrap().permissions().mode() & 0o777
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use proptest::prelude::*;
@@ -435,8 +442,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path().join("cluster");
         ClusterFile::create_or_read(&dir, 1).unwrap();
-        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!((mode(&dir), mode(&dir.join("owners")), mode(&dir.join("cluster"))), (0o700, 0o700, 0o600));
+        let modes = ["", "owners", "cluster"].map(|name| mode_of(&dir.join(name)));
+        assert_eq!(modes, [0o700, 0o700, 0o600]);
         let (target, link) = (folder.path().join("target"), dir.join("link"));
         symlink(&target, &link).unwrap();
         private().create(true).truncate(false).open(&link).unwrap_err();

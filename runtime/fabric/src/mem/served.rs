@@ -334,6 +334,7 @@ mod tests {
         let options =
             ServeRegion { dir: scratch.path().join("cluster"), server: 0, servers: 1, bytes, any_size: false };
         let path = ServedRegion::start(&options).unwrap().path().to_owned();
+        assert_eq!(files::mode_of(&path), 0o600);
         let mut page = vec![0; 4096];
         let file = files::private().open(&path).unwrap();
         file.read_exact_at(&mut page, 0).unwrap();
