@@ -116,8 +116,6 @@ pub struct Tally {
     pub damaged: u64,
     /// Those that failed with the fabric.
     pub failed: u64,
-    /// Those refused because they would have changed a page that is shared with others.
-    pub refused: u64,
     /// Those refused because their keys are others'.
     pub strays: u64,
 }
@@ -125,7 +123,7 @@ pub struct Tally {
 impl Tally {
     /// Those of which is known what they came to.
     fn known(&self) -> u64 {
-        self.operations - self.dropped - self.damaged - self.failed - self.refused
+        self.operations - self.dropped - self.damaged - self.failed
     }
 }
 
@@ -135,7 +133,6 @@ impl std::ops::AddAssign for Tally {
         self.dropped += other.dropped;
         self.damaged += other.damaged;
         self.failed += other.failed;
-        self.refused += other.refused;
         self.strays += other.strays;
     }
 }
@@ -273,10 +270,6 @@ impl<S: OrderedMap, A: Run<Plugin = S>, W: Write> Lane<S, A, W> {
             Some(Err(error)) if self.plan.failures_expected && is_the_fabrics(&error) => {
                 self.count(|tally| tally.failed += 1);
                 Outcome::Unknown
-            }
-            Some(Err(Error::SharedPage { .. })) if self.plan.part != Part::ALL => {
-                self.count(|tally| tally.refused += 1);
-                return Ok(self.recorder.withdraw(ticket)?);
             }
             Some(Err(error)) => return Err(anyhow::Error::new(error).context(format!("{op:?} failed"))),
             None => {

@@ -171,8 +171,6 @@ pub struct PeerReport {
     pub damaged: u64,
     /// Operations that failed with the fabric.
     pub failed: u64,
-    /// Operations refused because of a page that is shared.
-    pub refused: u64,
     /// Operations refused because their keys are others'.
     pub strays: u64,
     /// The counters of its workers and its cache, by name.
@@ -185,8 +183,8 @@ impl PeerReport {
     /// What some workers did.
     pub fn new(tally: Tally, counters: Counters) -> Self {
         let counters = counters.iter().map(|(name, count)| (name.to_owned(), count)).collect();
-        let Tally { operations, dropped, damaged, failed, refused, strays } = tally;
-        Self { operations, dropped, damaged, failed, refused, strays, counters, seen: Vec::new() }
+        let Tally { operations, dropped, damaged, failed, strays } = tally;
+        Self { operations, dropped, damaged, failed, strays, counters, seen: Vec::new() }
     }
 
     /// Adds what the compute server's cache did, and what it saw in the end.
@@ -208,7 +206,6 @@ impl PeerReport {
         self.dropped += other.dropped;
         self.damaged += other.damaged;
         self.failed += other.failed;
-        self.refused += other.refused;
         self.strays += other.strays;
         self.seen.extend(&other.seen);
         for (name, count) in &other.counters {

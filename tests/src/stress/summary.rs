@@ -77,7 +77,7 @@ impl Summary {
         peer_report: PeerReport,
         seconds: f64,
     ) -> anyhow::Result<Self> {
-        let (records, operations) = (history.len() as u64, peer_report.operations - peer_report.refused);
+        let (records, operations) = (history.len() as u64, peer_report.operations);
         ensure!(records == operations, "of {operations} operations the history has {records}, and nobody was killed");
         let in_flight_max = history.in_flight_max();
         let (last, misseen) = of_structure!(options.structure, look(fabric, options, &peer_report.seen))
@@ -275,7 +275,7 @@ impl fmt::Display for Summary {
         write!(
             f,
             "; cache: hits {}, misses {}, evictions {}, write-backs {}, rescues {}, refusals {}, shared fetches {}, \
-             failed upgrades {}; refused {} operations on shared pages and {} on others' keys; {} bytes unaccounted for",
+             failed upgrades {}; refused {} operations on others' keys; {} bytes unaccounted for",
             self.peer_report.counter("cache_hits"),
             self.peer_report.counter("cache_misses"),
             self.peer_report.counter("cache_evictions"),
@@ -284,7 +284,6 @@ impl fmt::Display for Summary {
             self.peer_report.counter("cache_refusals"),
             self.peer_report.counter("cache_shared_fetches"),
             self.peer_report.counter("cache_failed_upgrades"),
-            self.peer_report.refused,
             self.peer_report.strays,
             self.unaccounted_bytes,
         )

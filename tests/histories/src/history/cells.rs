@@ -9,8 +9,7 @@
 //! ```
 //!
 //! A `DONE` cell holds a whole operation. An `INVOKED` cell holds one whose outcome was not known when it was written;
-//! a later `DONE` cell with the same `seq` supersedes it, a `WITHDRAWN` cell strikes it out, and if none follows, the
-//! outcome is unknown. The entries that a scan returned follow its `DONE` cell in `ENTRIES` cells, three to a cell.
+//! a later `DONE` cell with the same `seq` supersedes it, and if none follows, the outcome is unknown. The entries that a scan returned follow its `DONE` cell in `ENTRIES` cells, three to a cell.
 //!
 //! A process that is killed tears at most what it wrote last, so a short or damaged last cell is dropped, and so is a
 //! scan whose entries are not all there. Damage anywhere else is an error. No input makes [`History::decode`] panic.
@@ -28,7 +27,6 @@ pub(super) const MAGIC: [u8; 8] = *b"FLHIST01";
 pub(super) const KIND_DONE: u8 = 1;
 pub(super) const KIND_INVOKED: u8 = 2;
 pub(super) const KIND_ENTRIES: u8 = 3;
-pub(super) const KIND_WITHDRAWN: u8 = 4;
 pub(super) const FLAG_DESCENDING: u8 = 1;
 pub(super) const ENTRIES_PER_CELL: usize = 3;
 
@@ -165,10 +163,6 @@ impl Decoder {
                     return Err("an invocation with an outcome");
                 }
                 self.invoked.insert(seq, record);
-                Ok(())
-            }
-            (KIND_WITHDRAWN, false) => {
-                self.invoked.remove(&word(cell, 48));
                 Ok(())
             }
             (KIND_DONE, false) => {

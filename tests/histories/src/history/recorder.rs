@@ -12,7 +12,7 @@ use std::{
 
 use super::{
     FILE_EXTENSION, HistoryError, NEVER_NS, Op, Outcome, Record,
-    cells::{CELL_BYTES, KIND_DONE, KIND_INVOKED, KIND_WITHDRAWN, encode_record, header_cell, seal, set_word},
+    cells::{KIND_DONE, KIND_INVOKED, encode_record, header_cell},
     now_ns,
 };
 
@@ -102,21 +102,6 @@ impl<W: Write> Recorder<W> {
         let record = Record { client: self.client, op, outcome, invoked_ns, returned_ns };
         let out = state.out.as_mut().ok_or_else(finished)?;
         encode_record(KIND_DONE, ticket.seq, &record, out).map_err(HistoryError::Append)
-    }
-
-    /// Takes an operation back that was refused: it had no effect, and is no part of the history. If it had one all the
-    /// same, a value shows up that nobody wrote, or a key is gone that nobody removed.
-    pub fn withdraw(&self, ticket: Ticket) -> Result<(), HistoryError> {
-        let mut state = self.state.borrow_mut();
-        state.open.remove(&ticket.seq).ok_or_else(finished)?;
-        if self.flush == Flush::Invocations {
-            let mut cell = [0; CELL_BYTES];
-            cell[0] = KIND_WITHDRAWN;
-            set_word(&mut cell, 48, ticket.seq);
-            let out = state.out.as_mut().ok_or_else(finished)?;
-            out.write_all(&seal(cell)).map_err(HistoryError::Append)?;
-        }
-        Ok(())
     }
 
     /// Ends the history; operations that have not ended get an unknown outcome.
