@@ -219,10 +219,14 @@ impl<'a> Samples<'a> {
 /// What was varied, and what was held.
 pub(crate) fn varied(row: Row, plan: &Plan, in_flight: u32) -> serde_json::Result<Row> {
     let load = match plan.load {
-        Load::Bulk { .. } => "bulk",
-        Load::Insert => "insert",
-        Load::Found => "found",
+        _ if plan.loaded == 0 => None,
+        Load::Bulk { .. } => Some("bulk"),
+        Load::Insert => Some("insert"),
+        Load::Found => Some("found"),
     };
+    // A trace draws nothing.
+    let draws = !plan.workloads.is_empty();
+    let has_distribution = plan.has_distribution && draws;
     let row = if plan.access.is_of_words() { row.without_levels() } else { row };
     Ok(row
         .with("structure", plan.structure.as_str())
@@ -246,9 +250,9 @@ pub(crate) fn varied(row: Row, plan: &Plan, in_flight: u32) -> serde_json::Resul
         .with("validation", serde_json::to_value(plan.validation)?)
         .with("load", load)
         .with("insert_order", (plan.load == Load::Insert).then_some(plan.setting.insert_order.name()))
-        .with("distribution", plan.has_distribution.then_some(plan.setting.distribution.name()))
-        .with("theta", plan.setting.distribution.theta().filter(|_| plan.has_distribution))
-        .with("scan_length", plan.setting.scan_length)
+        .with("distribution", has_distribution.then_some(plan.setting.distribution.name()))
+        .with("theta", plan.setting.distribution.theta().filter(|_| has_distribution))
+        .with("scan_length", draws.then_some(plan.setting.scan_length))
         .with("warm_up_seconds", plan.warm_up.as_secs_f64())
         .with("seed", plan.setting.seed))
 }

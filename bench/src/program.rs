@@ -500,9 +500,13 @@ impl<S: Subject> Trace for TraceOf<S> {
             Ok(tally)
         });
         // Also after an error: what was changed in the cache alone would leave the structure in pieces.
-        worker.block_on(access.flush())?;
+        let flushed = driver::counted(&client, || {
+            worker.block_on(access.flush())?;
+            Ok(Tally::default())
+        })?;
         let owned = owner.as_mut().map_or_else(|| Ok(Tally::default()), |share| share.flush())?;
         let mut tally = tally?;
+        tally.cache.flushed = flushed.cache.write_backs;
         tally += &owned;
         Ok((seconds, tally))
     }

@@ -119,11 +119,13 @@ mod tests {
             MapRequest::Get { key: spoiled, latest: false },
             MapRequest::ReadModifyWrite { key: spoiled, value },
             MapRequest::Insert { key: spoiled, value },
+            MapRequest::Scan { from: lost, limit: 5 },
+            MapRequest::Scan { from: spoiled, limit: 1 },
         ];
         let queue = OperationQueue::new(requests.into_iter(), End::Source);
         let tally = run((&tree, &worker), &queue, 1).unwrap();
         let seen = tally.outcomes;
-        assert_eq!((seen.missing, seen.remove_missing, seen.duplicates, seen.wrong_values), (3, 1, 1, 2 + 1));
+        assert_eq!((seen.missing, seen.remove_missing, seen.duplicates, seen.wrong_values), (3 + 1, 1, 1, 2 + 1 + 1));
         let range = MapRequest::Range { low: 0, high: u64::MAX, count: 1000 };
         let queue = OperationQueue::new([range].into_iter(), End::Source);
         let tally = run((&tree, &worker), &queue, 1).unwrap();

@@ -187,7 +187,7 @@ fn a_region_moves_while_operations_go_on() {
     let (slots, moves, checks) = (of_kind("slot"), of_kind("move"), of_kind("check"));
     // How much was done by then is not asked: on a busy machine that may be nothing.
     assert!(slots.len() >= 10 && slots.iter().all(|slot| number(slot, "ops") >= 0.0), "{slots:?}");
-    assert!(number(&moves[0], "bytes") >= number(&moves[0], "page_bytes"), "{moves:?}");
+    assert!(number(&moves[0], "bytes") >= number(&moves[0], "pages_bytes"), "{moves:?}");
     // The structure's, which is not timed.
     assert!(checks.len() == 3 && checks[0]["ok"] == true, "{checks:?}");
     for title in ["Operations", "Remote operations", "Longest wait", "owner 3", "the move"] {
@@ -342,6 +342,9 @@ fn every_way_to_reach_an_rtree_costs_what_it_should() {
     let folder = tempfile::tempdir().unwrap();
     let (ok, text) = run("rtree --rects 2000 --ops 20 --warm-up-ops 30 --cache-percents 50", folder.path().to_str());
     assert!(ok && is_narrow(&text) && text.contains("\nscale power law\n"), "{text}");
+    // The pages of no search fit that.
+    let (ok, text) = run("rtree --rects 2000 --ops 20 --warm-up-ops 30 --window 1", folder.path().to_str());
+    assert!(ok && !text.contains("levels + 2"), "{text}");
 }
 
 /// A smaller one works with nothing: rows say how large it was, not what was asked for.
@@ -401,7 +404,12 @@ fn impossible_numbers_are_errors() {
         ("fg-cg-hybrid --clients 300", "300 is not in 1..=200"),
         ("fg-cg-hybrid --selectivities 2", "at most 0.5"),
         ("fg-cg-hybrid --memory-servers 0", "0 is not in 1..=16"),
+        ("fg-cg-hybrid --bandwidth 0", "more than zero"),
+        ("fg-cg-hybrid --keys 1000 --selectivities 0.0001", "less than one of 1000 keys"),
         ("dex-repartition --slot 1ns", "give a longer --slot"),
+        ("dex-repartition --after 50ms", "shorter than two --slot"),
+        ("dex-repartition --before 10ms", "shorter than a --slot"),
+        ("to-copy --updates 99", "--updates 100 at least"),
         ("rtree-map /tmp/x.svg --rects-file /nowhere/r", "cannot read the rectangles file /nowhere/r"),
         ("rtree-map /tmp/x.svg --page-bytes 512", "page"),
         ("rtree-map /tmp/x.svg --load bulk --insert-order rows", "an order of inserts: give --load insert"),

@@ -60,8 +60,10 @@ fn bytes(row: &Row) -> f64 {
 pub(crate) fn run(args: &AblationArgs, out: impl Write) -> anyhow::Result<()> {
     let path = plot::path(&args.out, FILE)?;
     let (keys, seed) = (args.keys, args.common.seed);
-    let thetas = [args.theta, 0.0];
-    let key_sets = thetas.map(|theta| KeySet::new(keys, theta, args.compute_servers, seed).map(Arc::new));
+    let mut thetas = vec![args.theta, 0.0];
+    thetas.dedup();
+    let steps = 2 + (thetas.len() * ways().len()) as u64;
+    let key_sets = thetas.into_iter().map(|theta| KeySet::new(keys, theta, args.compute_servers, seed).map(Arc::new));
     let cache = CacheSize::at_least_percent_of(keys, args.cache_percent);
     let (warm_up_ops, ops) = (args.warm_up_ops.unwrap_or(2 * keys), args.ops.unwrap_or(keys));
     let mut reporter = Reporter::new(out, args.common.json);
@@ -75,7 +77,7 @@ pub(crate) fn run(args: &AblationArgs, out: impl Write) -> anyhow::Result<()> {
         show_count(warm_up_ops as f64),
     ))?;
     reporter.note("paper: DEX (VLDB 2024), figure 8, by throughput: how many times the step before")?;
-    let mut progress = Progress::new(2 + 2 * ways().len() as u64, args.common.json);
+    let mut progress = Progress::new(steps, args.common.json);
     let (mut loaded, mut figures) = (None, Vec::new());
     for key_set in key_sets {
         let key_set = key_set?;

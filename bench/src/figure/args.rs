@@ -9,8 +9,8 @@ use crate::load_choice::LoadChoice;
 use crate::plan::AdmissionChoice;
 use crate::subject::InsertOrder;
 use crate::units::{
-    number, parse_bytes, parse_count, parse_duration, parse_duration_or_zero, parse_fill, parse_nanoseconds,
-    parse_page_bytes,
+    number, parse_bytes, parse_bytes_per_second, parse_count, parse_duration, parse_duration_or_zero, parse_fill,
+    parse_nanoseconds, parse_page_bytes,
 };
 
 /// Which figure.
@@ -316,7 +316,7 @@ pub(crate) struct DesignsArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_nanoseconds, default_value = "20us")]
     pub(crate) latency: u64,
     /// Bytes a second that the card of a memory server lets through.
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "16M")]
+    #[arg(long, value_name = "RATE", value_parser = parse_bytes_per_second, default_value = "16MiB/s")]
     pub(crate) bandwidth: u64,
     /// How long each run lasts: 300ms; a bare number is seconds.
     #[arg(long, value_name = "TIME", default_value = "300ms", value_parser = parse_duration)]

@@ -18,6 +18,8 @@ use crate::table::{digits, table};
 const LENGTHS: [u64; 6] = [1, 2, 4, 8, 16, 32];
 const KEYS: u64 = 500;
 const PAGE_BYTES: usize = 16 << 10;
+/// Fewer updates than that come to hardly any new page.
+const UPDATES_MIN: u64 = 100;
 
 /// What updates have cost.
 pub(super) struct Chain {
@@ -44,6 +46,7 @@ impl Chain {
 
 /// For each length. A chain of length 1 is a new page with each update, which is no tree's: it is computed.
 pub(super) fn over_lengths(updates: u64, seed: u64) -> anyhow::Result<Vec<Chain>> {
+    ensure!(updates >= UPDATES_MIN, "give --updates {UPDATES_MIN} at least: fewer say nothing of long chains");
     LENGTHS
         .into_iter()
         .map(|length| if length == 1 { Ok(none(updates)) } else { counted(length, updates, seed) })
@@ -107,5 +110,5 @@ pub(super) fn plot(chains: &[Chain]) -> Plot {
 pub(super) fn checks(chains: &[Chain]) -> Vec<CheckRow> {
     let of = |length| chains.iter().find(|chain| chain.length == length).map_or(f64::NAN, Chain::per_update);
     let name = "consolidations with chains of length 4, of those with length 1";
-    vec![CheckRow::within(name, of(4) / of(1), 0.0..=0.25)]
+    vec![CheckRow::within(name, of(4) / of(1), 0.24..=0.25)]
 }

@@ -9,7 +9,7 @@
 use std::io::Write;
 use std::time::Duration;
 
-use crate::subject::AccessMode;
+use anyhow::ensure;
 use farlink_offload::ShardKey;
 use farlink_runtime::fabric::mem::MemOptions;
 use farlink_runtime::ptr::ServerId;
@@ -28,6 +28,7 @@ use crate::maps::MapRequest;
 use crate::progress::Progress;
 use crate::report::{CheckRow, Reporter, Row};
 use crate::route::Route;
+use crate::subject::AccessMode;
 use crate::table::{digits, micros, table};
 use crate::units::{show_bytes, show_count, show_nanoseconds, show_short};
 
@@ -215,6 +216,13 @@ impl<'a> Serving<'a> {
 /// Makes the rows and the plots, and checks what has to hold.
 pub(crate) fn run(args: &DesignsArgs, out: impl Write) -> anyhow::Result<()> {
     let path = plot::path(&args.out, FILE)?;
+    let least = args.selectivities.iter().copied().fold(f64::INFINITY, f64::min);
+    ensure!(
+        args.keys as f64 * least >= 1.0,
+        "a range of {}% has less than one of {} keys: give more --keys, or larger --selectivities",
+        least * 100.0,
+        args.keys
+    );
     let kinds = Data::of(args.memory_servers as usize);
     let all: Vec<_> = kinds.iter().flat_map(|&data| Design::ALL.map(|design| (design, data))).collect();
     let selectivities: Vec<f64> = [0.0].into_iter().chain(args.selectivities.iter().copied()).collect();

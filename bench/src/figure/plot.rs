@@ -56,7 +56,7 @@ pub(crate) struct Line {
 }
 
 impl Line {
-    /// Points by the name of their line; lines in the order of their first points.
+    /// Points by the name of their line, each line's by their x; lines in the order of their first points.
     pub(crate) fn by_name(points: impl IntoIterator<Item = (String, f64, f64)>) -> Vec<Self> {
         let mut lines: Vec<Self> = Vec::new();
         for (name, x, y) in points {
@@ -65,6 +65,7 @@ impl Line {
                 None => lines.push(Self { name, points: vec![(x, y)] }),
             }
         }
+        lines.iter_mut().for_each(|line| line.points.sort_by(|a, b| a.0.total_cmp(&b.0)));
         lines
     }
 }

@@ -43,6 +43,8 @@ pub(crate) fn run(args: &RepartitionArgs, out: impl Write) -> anyhow::Result<()>
     let long = args.warm_up_seconds.saturating_add(args.before).saturating_add(args.after);
     let count = number(long, args.slot);
     ensure!(count <= SLOTS_MAX, "the run would have {count} slots, and {SLOTS_MAX} are the most: give a longer --slot");
+    ensure!(args.before >= args.slot, "--before is shorter than a --slot: there would be none before the move");
+    ensure!(args.after / 2 >= args.slot, "--after is shorter than two --slot: there would be none after the move");
     let (keys, seed) = (args.keys, args.common.seed);
     let key_set = Arc::new(KeySet::new(keys, args.theta, args.compute_servers, seed)?);
     let mut reporter = Reporter::new(out, args.common.json);
@@ -96,7 +98,7 @@ pub(crate) fn run(args: &RepartitionArgs, out: impl Write) -> anyhow::Result<()>
             ("region", Tree::show_region(&seen.moved).into()),
             ("seconds", took.into()),
             ("pages", seen.pages.into()),
-            ("page_bytes", copied.into()),
+            ("pages_bytes", copied.into()),
             ("bytes", seen.bytes.into()),
             ("copy_seconds", copy.into()),
         ],

@@ -165,6 +165,8 @@ pub(crate) async fn execute<S: OrderedMap>(run: &impl Run<Plugin = S>, request: 
         MapRequest::Scan { from, limit } => {
             let entries = scan(run, from, u64::MAX, limit.into()).await?;
             note_entries(&mut outcomes, &entries, scan_is_sound(&entries, from, limit));
+            // It begins with a loaded key.
+            outcomes.missing = u64::from(entries.first().is_none_or(|entry| entry.0 != from));
         }
         MapRequest::Range { low, high, count } => {
             let entries = scan(run, low, high, count).await?;

@@ -70,6 +70,9 @@ fn a_trace_is_counted_as_it_is_replayed() {
     assert_eq!((number(row, "results_per_op"), &row["missed_per_op"]), (0.5, &Value::Null), "{row}");
     let by = ["workers", "processes", "in_flight", "window", "seed"].map(|field| number(row, field));
     assert_eq!(by, [1.0, 1.0, 1.0, 3.0, 9.0], "{row}");
+    // Nothing is loaded, and nothing drawn.
+    let nothing = ["load", "distribution", "theta", "scan_length"].map(|field| &row[field]);
+    assert_eq!(nothing, [&Value::Null; 4], "{row}");
 }
 
 #[test]
@@ -101,5 +104,6 @@ fn a_trace_through_a_cache_as_json() {
     assert_eq!(answers[2]["entries"], serde_json::json!([[5, 7]]));
     let row = named(&rows, "trace")[0];
     assert_eq!((number(row, "ops"), &row["access"], number(row, "atomics_per_op")), (4.0, &"cached".into(), 0.0));
+    assert!(number(row, "flushed_pages") > 0.0, "{row}");
     assert_eq!((&named(&rows, "btree")[0]["ok"], number(named(&rows, "btree")[0], "entries")), (&true.into(), 1.0));
 }
