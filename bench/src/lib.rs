@@ -12,7 +12,7 @@
 //! ```
 //!
 //! What it must know of a structure is [`Subject`]: what to load, which workloads there are, how to run an operation and check
-//! its answer. An ordered map says [`MapSubject`] instead, which takes no more than `impl MapSubject for MyMap {}`. The program
+//! its answer. An ordered map (`farlink_structures::map::OrderedMap`) says [`MapSubject`] instead, which takes no more than `impl MapSubject for MyMap {}`. The program
 //! starts itself as memory servers and as compute processes, so they know the same structures.
 //!
 //! `args/` turns the command line into a plan, `commands.rs` carries it out. `bench.rs` leads compute processes through

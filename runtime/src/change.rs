@@ -89,8 +89,8 @@ impl<P> Pages<P> {
     }
 
     /// A page to alter as it is when the change is made: it may have changed since it was read, and the function looks again at
-    /// what it relies on, the page's level included. Spares writers of one page the retries where the access can queue them. It
-    /// cannot be freed.
+    /// what it relies on, the page's level included. Spares writers of one page the retries where the access can queue them; beside
+    /// other pages it is [`Pages::add`]. It cannot be freed.
     #[inline]
     pub fn add_current(&mut self, page: P) -> Slot {
         self.add_as(page, Role::Current)
@@ -102,7 +102,8 @@ impl<P> Pages<P> {
         self.add_as(page, Role::ReliedOn)
     }
 
-    /// A new page. Its words are zero at first.
+    /// A new page. Its words are zero at first. It is published even if the function sets nothing: such a change cannot be taken back
+    /// there.
     pub fn add_new(&mut self, page: NewPage) -> Slot {
         self.new.push(page);
         Slot::new_page(self.new.len() - 1)

@@ -366,6 +366,15 @@ pub enum Error {
     #[error("the cache: {0}")]
     Cache(String),
 
+    /// A structure cannot do what it was asked for, in its own words.
+    #[error("{structure}: {why}")]
+    Structure {
+        /// The plug-in's name.
+        structure: &'static str,
+        /// Why.
+        why: String,
+    },
+
     /// A request or reply does not decode.
     #[error("malformed message: {0}")]
     Malformed(&'static str),

@@ -76,7 +76,8 @@ impl Interrupt {
         Self::Restart(Cause::Moved)
     }
 
-    /// Come again: the attempt has made room, and the next one will find it.
+    /// Come again: the attempt has made room, and the next one will find it. An operation whose attempts end so a thousand times in a row
+    /// fails: what takes many steps makes them in one attempt.
     pub const fn again() -> Self {
         Self::Restart(Cause::Again)
     }

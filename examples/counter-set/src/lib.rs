@@ -107,8 +107,14 @@ fn read<P: PageRef>(page: &P, bucket: usize) -> Result<Vec<(Name, u64)>, Interru
     read.ok_or(Interrupt::stale(page.at(), "it is another bucket"))
 }
 
+/// `None` if the page has no room for such a link: it is no root, whatever its level.
+fn link(root: &(impl Words + ?Sized), bucket: usize) -> Option<Link> {
+    let index = HEADER_WORDS + bucket;
+    (index < root.count()).then(|| Link::from_word(root.word(index)))
+}
+
 fn links(root: &(impl Words + ?Sized)) -> Vec<Link> {
-    (HEADER_WORDS..HEADER_WORDS + BUCKETS).map(|index| Link::from_word(root.word(index))).collect()
+    (0..BUCKETS).filter_map(|bucket| link(root, bucket)).collect()
 }
 
 /// The page of a bucket, and the root if the operation began there. All that is left lies below.
@@ -121,7 +127,7 @@ async fn descend<'a, A: Access<Plugin = CounterSet>>(
     if page.level() == 0 {
         return Ok((None, page));
     }
-    let link = page.read(|root| Link::from_word(root.word(HEADER_WORDS + bucket)))?;
+    let link = page.read(|root| link(root, bucket))?.ok_or(Interrupt::stale(page.at(), "it is no root"))?;
     let below = access.descend(&page, link, Hint::DOWN).await?;
     Ok((Some(page), below))
 }
@@ -160,7 +166,7 @@ async fn grow<'a, A: Access<Plugin = CounterSet>>(
 ) -> Result<(), Interrupt> {
     let all = read(&full, bucket)?;
     let bytes = full.link().remote().map_or(0, |(_, class)| 2 * class.bytes());
-    let class = SizeClass::of_bytes(bytes).ok_or(Error::Malformed("a bucket cannot grow any more"))?;
+    let class = SizeClass::of_bytes(bytes).ok_or_else(|| CounterSet::error("a bucket cannot grow any more"))?;
     let new = access.allocate(class, access.context().structure.placement(0, root.at())).await?;
     let (link, mut pages) = (new.link(), Pages::new());
     let (root, full, new) = (pages.add(root), pages.add(full), pages.add_new(new));

@@ -221,8 +221,13 @@ pub trait Plugin: Copy + Default + fmt::Debug + Send + Sync + 'static {
     /// What a handle keeps between operations: hints, a cached directory.
     type Local: Default + fmt::Debug;
 
-    /// The position of each link of a page above level 0 to a page one level below, the only link to it that is named. Links
-    /// to siblings are not among them, nor words that are no links. A cache may swizzle these words, and no others: what
+    /// That the structure cannot do what it was asked for.
+    fn error(why: impl Into<String>) -> Error {
+        Error::Structure { structure: Self::NAME, why: why.into() }
+    }
+
+    /// The position of each link of a page above level 0 to a page of a lower level, the next lower one as a rule, and the only link to it that
+    /// is named. Links to siblings to which a page above leads are not among them, nor words that are no links. A cache may swizzle these words, and no others: what
     /// may be set to one is said at [`PagesMut::set`].
     fn links(page: &(impl Words + ?Sized)) -> impl Iterator<Item = usize>;
 

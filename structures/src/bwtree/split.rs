@@ -89,8 +89,8 @@ async fn publish<'a, A: Access<Plugin = Bw>>(
     // On the memory server of the word, so that one doorbell does for both.
     let beside = at.page.remote().map_or(Placement::RoundRobin, |(page, _)| Placement::Server(page.server()));
     let page = access.allocate(class, beside).await?;
-    let out_of_reach = Error::Malformed("a Bw-tree has records on 1024 memory servers of 1 TiB at most");
-    let (to, record) = (MapWord::to_new(&page).ok_or(out_of_reach)?, Unlinked::from(&page));
+    let out_of_reach = || Bw::error("it has records on 1024 memory servers of 1 TiB at most");
+    let (to, record) = (MapWord::to_new(&page).ok_or_else(out_of_reach)?, Unlinked::from(&page));
     let swap = Swap { word: at, old: old.0, to: to.0, found_by };
     let installed = access.install(vec![page], write, swap, unlinked).await?;
     Ok(installed.map(|()| (to, record)).map_err(MapWord))
@@ -237,7 +237,7 @@ async fn halve<A: Access<Plugin = Bw>>(access: &A, page: View, made: &mut Vec<Cr
 fn class_for<A: Access<Plugin = Bw>>(access: &A, state: &State) -> Result<SizeClass, Error> {
     let least = access.context().structure.class;
     let class = SizeClass::all().find(|&class| class >= least && capacity(class) >= state.entries.len());
-    class.ok_or(Error::Malformed("a page holds more entries than any page can"))
+    class.ok_or_else(|| Bw::error("a page holds more entries than any page can"))
 }
 
 /// A page to which nothing leads yet.

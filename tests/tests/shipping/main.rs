@@ -8,3 +8,4 @@ mod panics;
 mod pieces;
 mod sent_scans;
 mod whole;
+mod words;
