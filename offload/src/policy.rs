@@ -213,8 +213,8 @@ pub const RARER_MAX: u32 = 16;
 /// What [`CostAware`] is told at the start.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CostOptions {
-    /// Nanoseconds that a search in a cached page takes. 0 for an [`Adaptive`](crate::Adaptive) client, which tells what whole
-    /// operations took.
+    /// Nanoseconds that a search in a cached page takes, counted until two operations have told what they took below a miss. By default 0:
+    /// a search is little beside a fetch, and what an [`Adaptive`](crate::Adaptive) client fetches are whole operations, searches included.
     pub search_ns: u64,
     /// What is fetched costs so many times what is thought (making room, above all): a factor of about 1, *c*.
     pub factor: f64,
@@ -226,7 +226,7 @@ pub struct CostOptions {
 
 impl Default for CostOptions {
     fn default() -> Self {
-        Self { search_ns: 200, factor: 1.0, contrary_one_in: 100 }
+        Self { search_ns: 0, factor: 1.0, contrary_one_in: 100 }
     }
 }
 

@@ -77,6 +77,16 @@ fn the_cost_aware_one_compares_with_the_rest_of_the_path() {
     assert_eq!(dear.averages(SERVER), (Some(900), Some(2500)));
 }
 
+/// What an adaptive client fetches are whole operations, searches included.
+#[test]
+fn an_operation_done_here_costs_by_default_what_it_took() {
+    let options = CostOptions { contrary_one_in: 0, ..CostOptions::default() };
+    let random = Cell::new(0);
+    for (rpc_ns, ships) in [(999, true), (1001, false), (1150, false)] {
+        assert_eq!(ask(&mut informed(options, 1000, rpc_ns), 0, None, &random).ships, ships, "{rpc_ns}");
+    }
+}
+
 #[test]
 fn the_cost_aware_one_goes_by_what_operations_took_below_a_miss() {
     let options = CostOptions { search_ns: 100, factor: 1.0, contrary_one_in: 0 };
@@ -142,7 +152,7 @@ fn the_cost_aware_one_first_learns_what_it_does_not_know() {
 
 #[test]
 fn contrary_choices_cost_one_part_in_a_hundred_and_follow_a_change() {
-    let mut policy = informed(CostOptions::default(), 10_000, 5000);
+    let mut policy = informed(CostOptions { search_ns: 200, ..CostOptions::default() }, 10_000, 5000);
     let random = Cell::new(0);
     let choices: Vec<Choice> = (0..10_000).map(|_| ask(&mut policy, 1, None, &random)).collect();
     let contrary = choices.iter().filter(|choice| choice.is_contrary).count();

@@ -10,7 +10,7 @@ use std::{
 
 use farlink_offload::{
     Adaptive, CacheOptions, ComputeCache, Engine, EngineOptions, Policies,
-    policy::{Always, BackOff, Cold, CostAware, CostOptions, Never},
+    policy::{Always, BackOff, Cold, CostAware, Never},
     ship::{HoldReply, ManualShipServer, Registry, ShipOptions},
 };
 use farlink_runtime::{
@@ -234,10 +234,7 @@ fn the_cost_aware_client_costs_no_more_than_the_better_way() {
     for held_ns in [0, 3000, 6000, 100_000] {
         let never = cost_ns(Policies::new(Never), held_ns);
         let always = cost_ns(Policies::new(Always), held_ns);
-        let chosen = cost_ns(
-            Policies::for_each_kind(CostAware::new(CostOptions { search_ns: 0, ..CostOptions::default() })),
-            held_ns,
-        );
+        let chosen = cost_ns(Policies::for_each_kind(CostAware::default()), held_ns);
         let ratio = chosen as f64 / never.min(always) as f64;
         println!(
             "replies held {held_ns} ns: never {never}, always {always}, cost-aware {chosen}: {ratio:.3} of the better"
@@ -318,8 +315,7 @@ fn the_cost_aware_engine_costs_no_more_than_the_better_way() {
     for (load, held_ns) in loads.into_iter().flatten().chain(scans) {
         let cost = |policies| engine_cost(policies, held_ns, load).ns;
         let (never, always) = (cost(Policies::new(Never)), cost(Policies::new(Always)));
-        let options = CostOptions { search_ns: 0, ..CostOptions::default() };
-        let chosen = cost(Policies::for_each_kind(CostAware::new(options)));
+        let chosen = cost(Policies::for_each_kind(CostAware::default()));
         let ratio = chosen as f64 / never.min(always) as f64;
         println!(
             "{load:?}, replies held {held_ns} ns: never {never}, always {always}, cost-aware {chosen}: {ratio:.3} of the better"
