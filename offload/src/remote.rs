@@ -5,9 +5,9 @@
 use std::future::Future;
 
 use farlink_runtime::{
-    access::{Operation, Overlap, Plugin, Region, Shards, Structure},
+    access::{InPieces, Operation, Overlap, Plugin, Region, Shards, Structure},
     error::Error,
-    operation::Run,
+    operation::{Run, RunInPieces},
     page::avalanche,
     worker::Handle,
 };
@@ -41,6 +41,15 @@ impl<P: Plugin> Run for Remote<P> {
 
     fn execute<O: Operation<Plugin = P>>(&self, operation: &O) -> impl Future<Output = Result<O::Output, Error>> {
         self.0.ship_whole(operation)
+    }
+}
+
+impl<P: Plugin> RunInPieces for Remote<P> {
+    fn execute_in_pieces<O: InPieces<Plugin = P>>(
+        &self,
+        operation: &O,
+    ) -> impl Future<Output = Result<O::Output, Error>> {
+        self.0.ship_in_pieces(operation)
     }
 }
 

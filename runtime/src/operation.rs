@@ -70,6 +70,18 @@ pub trait Run {
     ) -> impl Future<Output = Result<O::Output, Error>>;
 }
 
+/// Whoever has answers sent in pieces.
+pub trait RunInPieces: Run {
+    /// Runs an operation to its end, whose answer a memory server sends in pieces.
+    ///
+    /// # Errors
+    /// What it failed with.
+    fn execute_in_pieces<O: InPieces<Plugin = Self::Plugin>>(
+        &self,
+        operation: &O,
+    ) -> impl Future<Output = Result<O::Output, Error>>;
+}
+
 impl<A: Access> Run for A {
     type Plugin = A::Plugin;
 

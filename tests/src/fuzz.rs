@@ -25,7 +25,7 @@ use farlink_structures::{
     btree::Tree,
     bwtree::SentScan,
     map::{
-        KeyRange,
+        KeyRange, ScanPart,
         ops::{Count, Get, Put, PutMode, Remove, Scan},
     },
     rtree::{self, Query, Rect},
@@ -79,7 +79,7 @@ const INPUTS_PER_LOOK: u64 = 1 << 12;
 const LOOK_MAX: Duration = Duration::from_secs(20);
 
 fn sent_scans() -> Vec<Vec<u64>> {
-    vec![vec![1, 9, 100, 0], vec![0, u64::MAX, 7, 1, 1]]
+    vec![vec![1, 9, 100, 0, 0], vec![0, u64::MAX, 7, 1, 1, 1]]
 }
 
 /// Entries, and a chain of one record, as far as that goes without a checksum.
@@ -90,9 +90,13 @@ fn pieces() -> Vec<Vec<u64>> {
 }
 
 fn assembled(words: &[u64]) {
-    let scan = SentScan { low: 2, high: u64::MAX - 2, limit: 5, chains: None };
-    if let Ok(part) = scan.assemble(words) {
-        assert!(part.entries.len() <= 5 && part.entries.is_sorted_by(|a, b| a.0 < b.0));
+    for descending in [false, true] {
+        let scan = SentScan { low: 2, high: u64::MAX - 2, limit: 5, descending, chains: None };
+        let Ok(ScanPart { entries, rest, .. }) = scan.assemble(words) else { continue };
+        let keys: Vec<u64> = entries.iter().map(|entry| entry.0).chain(rest).collect();
+        assert!(entries.len() <= 5 && keys.is_sorted_by(|a, b| if descending { a > b } else { a < b }));
+        // Who goes on from there comes to an end.
+        assert!(rest.is_none_or(|rest| if descending { rest < scan.high } else { rest > scan.low }));
     }
 }
 

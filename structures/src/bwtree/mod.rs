@@ -29,7 +29,7 @@ mod split;
 mod table;
 mod write;
 
-pub use sent::SentScan;
+pub use sent::{Sent, SentScan};
 
 use farlink_runtime::{
     access::*,

@@ -2,11 +2,13 @@
 //! in key order, or whole chains as they are, which the client merges.
 //!
 //! ```text
-//! pages, then   1 if there is a rest, else 0; the key from which the rest continues
+//! pages, in the scan's direction, then   1 if there is a rest, else 0; the key from which the rest continues
 //!
 //! a page's entries   [0:8 | count:56]  entries: key, value
-//! a page's chain     [1:8 | count:56]  the least key asked of it  its number  its mapping word  so many records, in the order of `Chain`
+//! a page's chain     [1:8 | count:56]  the first key asked of it  its number  its mapping word  so many records, in the order of `Chain`
 //! ```
+//!
+//! A page's entries are in ascending order, also where the scan is not.
 //!
 //! The client checks each record of a chain by its checksum. Entries are sent unchecked: to sum up their records the processor would have
 //! to read every word, which to gather them spares. So damage in a value is sent as it is, and damage in a fence can leave keys out. Who
@@ -15,9 +17,13 @@
 //! What a scan promises is what [`Scan`](crate::map::ops::Scan) does: each page is of one moment. A chain with anything but entries'
 //! deltas in it, which there is while pages merge, is read and sent as its entries.
 
+use std::ops::RangeInclusive;
+
 use farlink_runtime::{
     access::*,
+    error::Error,
     lock::{LockState, LockWord},
+    operation::RunInPieces,
     page::{LOCK, is_whole},
     sync::AtomicU64,
     wire::{DecodeError, Wire, wire},
@@ -30,7 +36,7 @@ use super::{
     record::{Base, Delta, Fences, MapWord, Mapped, Pid, Side},
     scan, table,
 };
-use crate::map::{KeyRange, ScanPart, ops::Scan};
+use crate::map::{Fetch, KeyRange, Range, ScanPart, ops::Scan};
 
 const ENTRIES: u64 = 0;
 const CHAIN: u64 = 1;
@@ -39,7 +45,7 @@ const DELTAS_MAX: usize = 64;
 /// Words of an answer, more or less.
 const ANSWER_WORDS: usize = 32 << 10;
 
-/// A scan upwards whose answer is sent in pieces.
+/// A scan whose answer is sent in pieces: [`Range::in_pieces`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SentScan {
     /// The least key of the range.
@@ -48,11 +54,34 @@ pub struct SentScan {
     pub high: u64,
     /// How many entries to return, at most.
     pub limit: u64,
+    /// From high keys to low ones.
+    pub descending: bool,
     /// Chains as they are, for the client to check and to merge; or entries, which nobody checks. Not said: chains where what is asked of a page is at least half of it.
     pub chains: Option<bool>,
 }
 
-wire!(struct SentScan { low, high, limit, chains });
+wire!(struct SentScan { low, high, limit, descending, chains });
+
+/// Fetched in pieces: [`Range::in_pieces`].
+#[derive(Debug, Clone, Copy)]
+pub struct Sent {
+    chains: Option<bool>,
+}
+
+impl<A: RunInPieces<Plugin = Bw>> Fetch<Bw, A> for Sent {
+    async fn fetch(&self, access: &A, scan: &Scan<Bw>) -> Result<ScanPart, Error> {
+        let (&Scan { low, high, limit, descending, .. }, Self { chains }) = (scan, *self);
+        access.execute_in_pieces(&SentScan { low, high, limit, descending, chains }).await
+    }
+}
+
+impl<'a, A: RunInPieces<Plugin = Bw>> Range<'a, Bw, A> {
+    /// The same entries, in parts that the memory server does not have to copy, in either direction. It sends chains, or entries, which
+    /// nobody checks, as [`SentScan::chains`] says.
+    pub fn in_pieces(self, chains: Option<bool>) -> Range<'a, Bw, A, Sent> {
+        self.fetched_by(Sent { chains })
+    }
+}
 
 impl Operation for SentScan {
     type Output = ScanPart;
@@ -69,17 +98,17 @@ impl Operation for SentScan {
     }
 
     async fn run<A: Access<Plugin = Bw>>(&self, access: &A, _from: Start) -> Result<ScanPart, Interrupt> {
-        let Self { low, high, limit, .. } = *self;
+        let Self { low, high, limit, descending, .. } = *self;
         if low > high || limit == 0 {
-            return Ok(ScanPart { entries: Vec::new(), rest: None, descending: false });
+            return Ok(ScanPart { entries: Vec::new(), rest: None, descending });
         }
-        scan::scan(access, &Scan { low, high, limit, descending: false, of: std::marker::PhantomData }).await
+        scan::scan(access, &Scan { low, high, limit, descending, of: std::marker::PhantomData }).await
     }
 }
 
 impl InPieces for SentScan {
     async fn collect<A: Access<Plugin = Bw> + InPlace>(&self, access: &A, to: &mut Pieces) -> Result<(), Interrupt> {
-        let mut cursor = Some(self.low).filter(|&low| low <= self.high && self.limit > 0);
+        let mut cursor = Some(self.begin()).filter(|_| self.low <= self.high && self.limit > 0);
         let (mut left, mut above) = (self.limit, None);
         while let Some(key) = cursor.filter(|_| left > 0 && to.words() < ANSWER_WORDS) {
             let page = match above.take().filter(|above| side(above, key) == Side::Here) {
@@ -88,24 +117,25 @@ impl InPieces for SentScan {
             };
             let pid = if page.level() == 0 { page.pid() } else { page.child_for(key)?.1 };
             above = Some(page);
-            let high = match InChain::read(access, pid).await? {
+            let fences = match InChain::read(access, pid).await? {
                 Some(chain) if chain.fences.side(key) == Side::Here => {
                     left = left.saturating_sub(self.push(&chain, key, to));
-                    chain.fences.high()
+                    chain.fences
                 }
                 _ => {
                     let page = descend(access, key, 0, Search::TO_READ).await?;
-                    let entries = page.state.entries.iter().filter(|entry| entry.0 >= key && entry.0 <= self.high);
+                    let entries = page.state.entries.iter().filter(|entry| self.asked(key).contains(&entry.0));
                     let entries: Vec<(u64, u64)> = entries.copied().collect();
                     to.own(|to| {
                         to.push(head(ENTRIES, entries.len()));
                         entries.iter().for_each(|entry| entry.encode(to));
                     });
                     left = left.saturating_sub(entries.len() as u64);
-                    page.state.fences.high()
+                    page.state.fences
                 }
             };
-            cursor = high.filter(|&high| high <= self.high && high > key);
+            let next = if self.descending { fences.low.checked_sub(1) } else { fences.high() };
+            cursor = next.filter(|&next| self.is_behind(key, next));
         }
         to.own(|to| to.extend([u64::from(cursor.is_some()), cursor.unwrap_or(0)]));
         Ok(())
@@ -120,6 +150,7 @@ impl InPieces for SentScan {
         let mut entries: Vec<(u64, u64)> = Vec::new();
         while let Some(&first) = pages.split_off_first() {
             let count = usize::try_from(first << 8 >> 8).unwrap_or(usize::MAX);
+            let page = entries.len();
             match first >> 56 {
                 ENTRIES => {
                     let found = count.checked_mul(2).and_then(|words| pages.split_off(..words));
@@ -129,26 +160,48 @@ impl InPieces for SentScan {
                 CHAIN => self.merge(&mut pages, count, &mut entries)?,
                 _ => return Err(DecodeError("a page of a scan's answer has no known form")),
             }
+            if self.descending {
+                entries[page..].reverse();
+            }
         }
-        let in_order = entries.is_sorted_by(|a, b| a.0 < b.0);
+        let in_order = entries.is_sorted_by(|a, b| if self.descending { a.0 > b.0 } else { a.0 < b.0 });
         let in_range = entries.iter().all(|entry| (self.low..=self.high).contains(&entry.0));
-        if !in_order || !in_range {
+        // Or who goes on from there would not come to an end.
+        let goes_on = rest.is_none_or(|rest| self.is_behind(entries.last().map_or(self.begin(), |last| last.0), rest));
+        if !in_order || !in_range || !goes_on {
             return Err(DecodeError("a scan's answer is out of order, or not what was asked for"));
         }
         let limit = usize::try_from(self.limit).unwrap_or(usize::MAX);
         if entries.len() > limit {
             entries.truncate(limit);
-            rest = entries.last().and_then(|last| last.0.checked_add(1));
+            let step = |key: u64| if self.descending { key.checked_sub(1) } else { key.checked_add(1) };
+            rest = entries.last().and_then(|last| step(last.0)).filter(|rest| (self.low..=self.high).contains(rest));
         }
-        Ok(ScanPart { entries, rest: rest.filter(|&rest| rest <= self.high), descending: false })
+        Ok(ScanPart { entries, rest, descending: self.descending })
     }
 }
 
 impl SentScan {
+    /// The first key that it is about.
+    fn begin(&self) -> u64 {
+        if self.descending { self.high } else { self.low }
+    }
+
+    /// The keys from one on.
+    fn asked(&self, from: u64) -> RangeInclusive<u64> {
+        if self.descending { self.low..=from } else { from..=self.high }
+    }
+
+    /// Whether it comes to a key behind another one.
+    fn is_behind(&self, key: u64, next: u64) -> bool {
+        next != key && self.asked(key).contains(&next)
+    }
+
     /// Appends what is asked of a page; how many entries that is, at least.
     fn push(&self, chain: &InChain<'_>, from: u64, to: &mut Pieces) -> u64 {
-        let last = chain.fences.high().map_or(self.high, |high| self.high.min(high.saturating_sub(1)));
-        let (runs, count) = chain.runs(from, last);
+        let (first, last) = self.asked(from).into_inner();
+        let last = chain.fences.high().map_or(last, |high| last.min(high.saturating_sub(1)));
+        let (runs, count) = chain.runs(first.max(chain.fences.low), last);
         let chain_bytes: usize = chain.records.iter().map(|(_, words)| words.len() * 8).sum();
         if self.chains.unwrap_or(count * 16 * 2 >= chain_bytes) {
             to.own(|to| to.extend([head(CHAIN, chain.records.len()), from, chain.pid.word(), chain.head.0]));
@@ -163,7 +216,7 @@ impl SentScan {
     /// Takes a chain off an answer; what is asked of its page.
     fn merge(&self, from: &mut &[u64], count: usize, entries: &mut Vec<(u64, u64)>) -> Result<(), DecodeError> {
         let bad = || DecodeError("a chain of a scan's answer is none");
-        let (least, pid, head) = <(u64, u64, u64)>::decode(from)?;
+        let (first, pid, head) = <(u64, u64, u64)>::decode(from)?;
         let pid = if pid == Pid::ROOT.word() { Pid::ROOT } else { Pid::from_word(pid).ok_or_else(bad)? };
         let mut chain = Chain::new(pid, MapWord(head));
         while let Some(word) = chain.next() {
@@ -180,7 +233,7 @@ impl SentScan {
             return Err(bad());
         }
         let state = chain.merge().map_err(|_| bad())?.state;
-        entries.extend(state.entries.iter().filter(|entry| entry.0 >= least && entry.0 <= self.high));
+        entries.extend(state.entries.iter().filter(|entry| self.asked(first).contains(&entry.0)));
         Ok(())
     }
 }

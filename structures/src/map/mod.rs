@@ -235,7 +235,7 @@ impl<S: OrderedMap, A: Run<Plugin = S>> Map<S, A> {
             Bound::Unbounded => Some(u64::MAX),
         };
         let rest = low.zip(high).filter(|(low, high)| low <= high);
-        Range { map: self, rest, descending: false, fetched: VecDeque::new() }
+        Range { map: self, by: Copied, rest, descending: false, fetched: VecDeque::new() }
     }
 
     /// Counts the entries: reads all of level 0. Entries that come or go meanwhile may be counted or not.
@@ -262,19 +262,48 @@ impl<S: OrderedMap, A: Run<Plugin = S>> Map<S, A> {
     }
 }
 
+/// How a [`Range`] has its parts fetched.
+#[allow(async_fn_in_trait, reason = "operations run on one thread; their futures need not be Send")]
+pub trait Fetch<S, A> {
+    /// Has one fetched.
+    ///
+    /// # Errors
+    /// As [`Map::get`].
+    async fn fetch(&self, access: &A, scan: &Scan<S>) -> Result<ScanPart, Error>;
+}
+
+/// As any other operation is run; a memory server copies its answer.
+#[derive(Debug, Clone, Copy)]
+pub struct Copied;
+
+impl<S: OrderedMap, A: Run<Plugin = S>> Fetch<S, A> for Copied {
+    async fn fetch(&self, access: &A, scan: &Scan<S>) -> Result<ScanPart, Error> {
+        access.execute(scan).await
+    }
+}
+
 /// Entries in key order, fetched in parts. Each part holds what [`Scan`] promises; changes between two parts may show or
 /// not.
 #[derive(Debug)]
 #[must_use = "a range fetches nothing until it is asked for entries"]
-pub struct Range<'a, S, A> {
+pub struct Range<'a, S, A, F = Copied> {
     map: &'a Map<S, A>,
+    by: F,
     /// The keys not fetched yet, both ends included.
     rest: Option<(u64, u64)>,
     descending: bool,
     fetched: VecDeque<(u64, u64)>,
 }
 
-impl<S: OrderedMap, A: Run<Plugin = S>> Range<'_, S, A> {
+impl<'a, S, A> Range<'a, S, A> {
+    /// The same, fetched otherwise.
+    pub(crate) fn fetched_by<F>(self, by: F) -> Range<'a, S, A, F> {
+        let Self { map, rest, descending, fetched, .. } = self;
+        Range { map, by, rest, descending, fetched }
+    }
+}
+
+impl<S: OrderedMap, A: Run<Plugin = S>, F: Fetch<S, A>> Range<'_, S, A, F> {
     /// What is left of it from the greatest key to the least.
     pub fn descending(mut self) -> Self {
         if let (false, Some(&(low, _)), Some(&(last, _))) = (self.descending, self.fetched.front(), self.fetched.back())
@@ -314,7 +343,7 @@ impl<S: OrderedMap, A: Run<Plugin = S>> Range<'_, S, A> {
     async fn fetch(&mut self, limit: u64) -> Result<(), Error> {
         let Some((low, high)) = self.rest else { return Ok(()) };
         let scan = Scan::<S> { low, high, limit, descending: self.descending, of: PhantomData };
-        let ScanPart { entries, rest, .. } = self.map.access.execute(&scan).await?;
+        let ScanPart { entries, rest, .. } = self.by.fetch(&self.map.access, &scan).await?;
         self.fetched.extend(entries);
         self.rest = rest.map(|next| if self.descending { (low, next) } else { (next, high) });
         Ok(())

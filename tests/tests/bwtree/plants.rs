@@ -202,9 +202,12 @@ fn a_scan_in_pieces_reads_pages_whose_records_were_freed() {
             operate(&sound, number).await.unwrap();
         }
         let tree = Planted::tree(sound.access().clone(), Plant::Nothing);
-        let (scan, mut pieces) = (SentScan { low: 0, high: u64::MAX, limit: KEYS, chains: None }, Pieces::default());
-        scan.collect(tree.access(), &mut pieces).await.unwrap();
-        assert!(pieces.words() > 2 * KEYS as usize, "{} words", pieces.words());
+        for descending in [false, true] {
+            let scan = SentScan { low: 0, high: u64::MAX, limit: KEYS, descending, chains: None };
+            let mut pieces = Pieces::default();
+            scan.collect(tree.access(), &mut pieces).await.unwrap();
+            assert!(pieces.words() > 2 * KEYS as usize, "{} words", pieces.words());
+        }
     });
 }
 
