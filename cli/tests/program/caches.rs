@@ -83,6 +83,32 @@ fn a_mapping_cache_has_a_hit_ratio() {
     }
 }
 
+/// All pages are cached, and nobody else is there: a get is a READ of a word, and a put a WRITE and a swap; every fifth one of a
+/// page makes a new base, and marks five records as free.
+#[test]
+fn a_mapping_cache_spares_all_but_a_word_or_a_swap() {
+    let options = "--structure bwtree --access cached-mapping --keys 2000 --cache 4MiB --workers 1 --ops 10000 --json";
+    let rows = bench(&format!("{options} --mix c,c,update100 --distribution uniform")).must_hold().json();
+    let [get, put] = [named(&rows, "ycsb-c")[1], named(&rows, "update100")[0]];
+    // Whoever begins looks at some words, asks who else writes, and fetches pages to allocate from.
+    let expected = [
+        (get, "reads", 1.0..1.01),
+        (get, "bytes", 8.0..8.1),
+        (get, "round_trips", 1.0..1.01),
+        (put, "atomics", 1.0..1.01),
+        (put, "round_trips", 1.0..1.01),
+        (put, "reads", 0.0..0.01),
+        // The last puts of a page do not come to five.
+        (put, "writes", 1.95..2.01),
+    ];
+    for (row, count, expected) in expected {
+        assert!(expected.contains(&number(row, &format!("{count}_per_op"))), "{count}: {row}");
+    }
+    assert_eq!(["writes_per_op", "atomics_per_op"].map(|count| number(get, count)), [0.0, 0.0], "{get}");
+    assert_eq!(number(&get["counts_per_op"], "consolidations"), 0.0, "{get}");
+    assert!((0.19..=0.2).contains(&number(&put["counts_per_op"], "consolidations")), "{put}");
+}
+
 #[test]
 fn the_smallest_cache_is_loaded_through_and_refuses_what_it_cannot_run() {
     bench("--access cached --cache 64KiB --page-bytes 4096 --keys 20000 --mix c --ops 100").must_hold();

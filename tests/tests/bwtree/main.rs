@@ -236,8 +236,33 @@ fn a_put_is_one_swap_in_one_round_trip() {
     assert_eq!(all.writes, 100 + 20 * 5);
 }
 
-/// Over the mapping cache a lookup is one READ of 8 bytes if nothing has changed, and a READ of 64 bytes more for each delta that is
-/// new, as long as it does not say again what others have said; a put reads nothing: it is one round trip, with its WRITE and its swap.
+/// Where nothing is cached, a lookup reads a word on each level and the page's base, and one delta if there are up to three.
+#[test]
+fn a_lookup_without_a_cache_reads_a_word_and_a_chain_a_level() {
+    let scene = Scene::new();
+    let (worker, _compute) = scene.join(8);
+    worker.block_on(async {
+        let tree = open(&worker).await.unwrap();
+        tree.bulk_load((0..KEYS).map(|key| (key, key)), 0.9).await.unwrap();
+        let height = tree.check().await.unwrap().height() as u64;
+        assert!(height > 2);
+        // What is known of the mapping table afterwards.
+        tree.get(7).await.unwrap();
+        for deltas in 0..=4 {
+            let before = worker.counters();
+            assert_eq!(tree.get(7).await.unwrap(), Some(7 + deltas));
+            let cost = worker.counters() - before;
+            // The fourth does not say all again.
+            let more = [0, 1, 1, 1, 2][deltas as usize];
+            assert_eq!((cost.round_trips, cost.reads), (2 * height + more, 2 * height + more), "{deltas} deltas");
+            tree.upsert(7, 7 + deltas + 1).await.unwrap();
+        }
+    });
+}
+
+/// Over the mapping cache a lookup is one READ of 8 bytes if nothing has changed, and a READ of 64 bytes more for a delta that is
+/// new, or of 128 bytes for one that says again what one or two others have said; a put reads nothing: it is one round trip, with
+/// its WRITE and its swap.
 #[test]
 fn a_lookup_over_the_mapping_cache_reads_a_word_and_what_is_new() {
     let scene = Scene::new();
@@ -265,12 +290,12 @@ fn a_lookup_over_the_mapping_cache_reads_a_word_and_what_is_new() {
         other.block_on(theirs.upsert(500, value)).unwrap();
         (other.counters() - before).named.get(CONSOLIDATIONS) > 0
     };
-    while !consolidates(0) {}
-    get(500, 0);
-    for new in 1..=2 {
+    for (new, bytes) in [(1, 64), (2, 128), (3, 128)] {
+        while !consolidates(0) {}
+        get(500, 0);
         (1..=new).for_each(|value| assert!(!consolidates(value), "it is a delta"));
         // The newest says again what is below it on the base page.
-        assert_eq!(cost(&|| get(500, new)), (2, 2, 8 + 64 * new, 0, 0), "{new} new deltas");
+        assert_eq!(cost(&|| get(500, new)), (2, 2, 8 + bytes, 0, 0), "{new} new deltas");
         assert_eq!(cost(&|| get(500, new)), (1, 1, 8, 0, 0));
     }
     // The first change enters it into the partition map, and fetches pages to allocate from.
