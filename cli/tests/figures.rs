@@ -35,21 +35,48 @@ fn names(rows: &[Value]) -> Vec<&str> {
     rows.iter().map(|row| row["name"].as_str().unwrap()).collect()
 }
 
-/// Every row of `to-copy` is counted or the paper's; counts do not depend on how many messages are sent.
+/// Every row of `to-copy` is counted, the paper's, or what the paper says beside what is here; counts do not depend on how many
+/// messages are sent.
 #[test]
 fn copies_and_gathers_are_counted() {
     let (ok, lines, plot) = figure("to-copy", "--messages 2 --updates 320");
     assert!(ok, "{lines:?}");
     let (checks, rows): (Vec<&Value>, Vec<&Value>) = lines.iter().partition(|line| line["kind"] == "check");
-    assert!(checks.iter().all(|check| check["ok"] == true) && checks.len() == 4, "{checks:?}");
+    assert!(checks.iter().all(|check| check["ok"] == true) && checks.len() == 7, "{checks:?}");
+    for figure in 3..=6 {
+        let name = format!("the lines of figure {figure} are in the paper's order");
+        assert!(checks.iter().any(|check| check["name"] == name), "{checks:?}");
+    }
     let (paper, counted): (Vec<&Value>, Vec<&Value>) = rows.into_iter().partition(|row| row["source"] == "paper");
-    assert!(paper.len() >= 6 && counted.len() > 30);
+    let (words, counted): (Vec<&Value>, Vec<&Value>) = counted.into_iter().partition(|row| row["source"] == "compared");
+    assert!(counted.len() > 30 && words.len() >= 12);
+    // Throughput, and shares of the processor; of the figures without points in the text there are words.
+    for (field, least) in [("gb_per_s", 6), ("processor_percent", 2), ("copying_percent", 1)] {
+        let of_field: Vec<&&Value> = paper.iter().filter(|row| row[field].is_f64()).collect();
+        assert!(of_field.len() >= least, "{field}: {paper:?}");
+        for said in of_field {
+            let is_it =
+                |row: &&&Value| ["name", "record_bytes", "message_bytes"].iter().all(|field| row[field] == said[field]);
+            let here = counted.iter().find(is_it).unwrap_or_else(|| panic!("nothing counted beside {said}"));
+            let times = number(here, field) / number(said, field);
+            assert!((0.8..1.25).contains(&times), "{said}\n{here}");
+        }
+    }
+    for row in &words {
+        assert!(number(row, "paper") > 0.0 && number(row, "here") > 0.0, "{row}");
+    }
+    for figure in 3..=6 {
+        assert!(words.iter().any(|row| row["figure"] == figure), "{words:?}");
+    }
     for row in counted.into_iter().filter(|row| row["message_bytes"].is_f64()) {
         let (copied, entries) = (number(row, "copied_bytes_per_message"), number(row, "entries_per_message"));
         let copies = row["name"] == "copy-out";
         assert_eq!(copied, if copies { number(row, "message_bytes") } else { 0.0 }, "{row}");
         assert!(if copies { entries == 1.0 } else { (1.0..=32.0).contains(&entries) }, "{row}");
     }
+    let folder = tempfile::tempdir().unwrap();
+    let (_, text) = run("to-copy --messages 1 --updates 32", folder.path().to_str());
+    assert!(is_narrow(&text.replace(folder.path().to_str().unwrap(), "")), "{text}");
     for title in ["figure 3", "figure 4", "figure 5", "figure 6", "client-merged, 128 B"] {
         assert!(plot.contains(title), "{title}");
     }

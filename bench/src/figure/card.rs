@@ -94,7 +94,16 @@ impl Sent {
 
     /// The share of all cores' cycles that sending takes, at the pace of this; in percent.
     pub(crate) fn processor_percent(&self) -> f64 {
-        self.cycles() / (self.ns() / 1e9 * CYCLES_PER_S) * 100.0
+        self.percent(self.cycles())
+    }
+
+    /// What of that is copying.
+    pub(crate) fn copying_percent(&self) -> f64 {
+        self.percent(self.copy_cycles())
+    }
+
+    fn percent(&self, cycles: f64) -> f64 {
+        cycles / (self.ns() / 1e9 * CYCLES_PER_S) * 100.0
     }
 }
 
