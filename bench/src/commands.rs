@@ -60,11 +60,11 @@ pub(crate) fn repartition(programs: Programs<'_>, args: &RepartitionArgs) -> any
     let cluster = ClusterView::new(args.cluster.open()?);
     let mut reporter = Reporter::new(io::stdout().lock(), args.json);
     let structure = cluster.visit(|worker| Ok(worker.block_on(catalog::find(worker, &args.name))?))?;
-    let known = program::find(programs, &structure.kind)?;
+    let kept = program::find_kept(programs, &structure.kind)?;
     let RepartitionArgs { region, away_from, balance, to, .. } = args.clone();
     let wish = Wish { region, away_from, balance, to };
     let Repartitioned { moved, map, unowned, epoch, problem } =
-        cluster.visit(|worker| known.repartition(worker, &structure, &wish))?;
+        cluster.visit(|worker| kept.repartition(worker, &structure, &wish))?;
     let fields = |row: &RegionRow| {
         let value = |number: Option<u64>| number.map_or(serde_json::Value::Null, Into::into);
         vec![
@@ -110,14 +110,14 @@ pub(crate) fn check(programs: Programs<'_>, args: &CheckArgs) -> anyhow::Result<
     let mut unknown = Vec::new();
     for structure in structures {
         let (name, kind) = (structure.name.clone(), structure.kind.clone());
-        match program::find(programs, &kind) {
-            Ok(known) => {
+        match program::find_kept(programs, &kind) {
+            Ok(kept) => {
                 if args.free_leaked {
-                    let freed = program::free_leaked(known, &cluster, std::slice::from_ref(&name))?;
+                    let freed = program::free_leaked(kept, &cluster, std::slice::from_ref(&name))?;
                     let fields = vec![("structure", name.clone().into()), ("pages", freed.into())];
                     reporter.record("freed", fields, &format!("{freed} leaked pages of `{name}` are freed"))?;
                 }
-                let (report, others) = program::check_beside(known, &cluster, std::slice::from_ref(&name))?;
+                let (report, others) = program::check_beside(kept, &cluster, std::slice::from_ref(&name))?;
                 let mut row = cluster_view::check_row(&kind, &name, &report);
                 if !others.is_empty() {
                     row = row.explained(&others::likely_cause(&name, &others));
@@ -142,10 +142,13 @@ pub(crate) fn list(programs: Programs<'_>, args: &ListArgs) -> anyhow::Result<()
     let mut reporter = Reporter::new(io::stdout().lock(), args.json);
     let Some(cluster) = args.cluster()? else {
         for program in programs {
-            let known = program.known();
-            let (name, workloads) = (known.name(), known.workloads());
+            let (name, workloads) = (program.name(), program.known().map_or(&[][..], |known| known.workloads()));
             let fields = vec![("name", name.into()), ("workloads", workloads.to_vec().into())];
-            reporter.record("plugin", fields, &format!("{name}\n  workloads: {}", workloads.join(", ")))?;
+            let line = match workloads {
+                [] => format!("{name}\n  not measured: for serve, check and repartition"),
+                _ => format!("{name}\n  workloads: {}", workloads.join(", ")),
+            };
+            reporter.record("plugin", fields, &line)?;
         }
         return Ok(());
     };

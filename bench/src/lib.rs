@@ -12,8 +12,9 @@
 //! ```
 //!
 //! What it must know of a structure is [`Subject`]: what to load, which workloads there are, how to run an operation and check
-//! its answer. An ordered map (`farlink_structures::map::OrderedMap`) says [`MapSubject`] instead, which takes no more than `impl MapSubject for MyMap {}`. The program
-//! starts itself as memory servers and as compute processes, so they know the same structures.
+//! its answer. An ordered map (`farlink_structures::map::OrderedMap`) says [`MapSubject`] instead, which takes no more than `impl MapSubject for MyMap {}`. A structure that
+//! is served and checked, and not measured, takes nothing: [`unmeasured`]. The program starts itself as memory servers and as
+//! compute processes, so they know the same structures.
 //!
 //! `args/` turns the command line into a plan, `commands.rs` carries it out. `bench.rs` leads compute processes through
 //! the plan's phases over the line protocol of `protocol.rs`; in each of them `compute.rs` obeys and `host.rs` runs the
@@ -74,7 +75,7 @@ use tracing_subscriber::util::SubscriberInitExt as _;
 pub use crate::{
     input::InputFile,
     maps::{MapData, MapRequest, MapSource, MapSubject},
-    program::{Program, plugin},
+    program::{Program, plugin, unmeasured},
     rects::{RectData, RectRequest, RectSource},
     subject::{
         AccessMode, Answer, Distribution, GoOn, InsertOrder, Job, Outcomes, Samples, Setting, Subject, WorkerId,

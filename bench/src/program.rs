@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use farlink_offload::{ShardKey, Sharded, ship::Registry};
-use farlink_runtime::access::Structure;
+use farlink_runtime::access::{Plugin, Structure};
 use farlink_runtime::catalog::{self, CreateOptions};
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::error::Error;
@@ -31,7 +31,7 @@ use crate::owner::{Owner as _, Share};
 use crate::parts;
 use crate::place::Place;
 use crate::plan::{Load, PlacementChoice, Plan};
-use crate::repartition::{self, Repartitioned, Wish};
+use crate::repartition::{self, Repartitioned, Wish, Written};
 use crate::route;
 use crate::signals::{self, Waiting};
 use crate::subject::{AccessMode, Answer, Outcomes, Samples, Setting, Subject};
@@ -43,40 +43,64 @@ const MAKING_LIMIT: Duration = Duration::from_secs(2);
 /// How often it is looked whether it is made.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// A structure that the program knows: made by [`plugin`].
+/// A structure that the program knows: made by [`plugin`] or [`unmeasured`].
 #[derive(Clone, Copy)]
-pub struct Program(&'static dyn Known);
+pub struct Program {
+    kept: &'static dyn Kept,
+    known: Option<&'static dyn Known>,
+}
 
 /// The structures that the program knows.
 pub(crate) type Programs<'a> = &'a [Program];
 
 /// All that the program has for one structure: give it to [`main`](crate::main).
 pub fn plugin<S: Subject>() -> Program {
-    Program(&Of::<S>(PhantomData))
+    Program { kept: &Of::<S>(PhantomData), known: Some(&Of::<S>(PhantomData)) }
+}
+
+/// A structure that is not measured: `serve` carries out its operations, `check` and `repartition` know it. `bench` and
+/// `chaos` take a [`Subject`], as for [`plugin`].
+pub fn unmeasured<P: Plugin>() -> Program {
+    Program { kept: &Unmeasured::<P>(PhantomData), known: None }
 }
 
 impl fmt::Debug for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Program").field(&self.0.name()).finish()
+        f.debug_tuple("Program").field(&self.name()).finish()
     }
 }
 
 impl Program {
-    pub(crate) fn known(self) -> &'static dyn Known {
-        self.0
+    pub(crate) fn name(self) -> &'static str {
+        self.kept.kind()
+    }
+
+    /// What is measured of it.
+    pub(crate) fn known(self) -> Option<&'static dyn Known> {
+        self.known
     }
 }
 
-/// The one of this name.
+fn named<'a>(programs: Programs<'a>, name: &str) -> anyhow::Result<&'a Program> {
+    let known = || programs.iter().map(|program| program.name()).collect::<Vec<_>>().join(", ");
+    let found = programs.iter().find(|program| program.name() == name);
+    found.with_context(|| format!("this program knows no structure `{name}`; it knows {}", known()))
+}
+
+/// The one of this name, to be measured.
 pub(crate) fn find(programs: Programs<'_>, name: &str) -> anyhow::Result<&'static dyn Known> {
-    let known = || programs.iter().map(|program| program.0.name()).collect::<Vec<_>>().join(", ");
-    let found = programs.iter().find(|program| program.0.name() == name);
-    Ok(found.with_context(|| format!("this program knows no structure `{name}`; it knows {}", known()))?.0)
+    let known = named(programs, name)?.known;
+    known.with_context(|| format!("this program serves and checks a {name}, and does not measure it"))
+}
+
+/// The one of this name, whether or not it is measured.
+pub(crate) fn find_kept(programs: Programs<'_>, name: &str) -> anyhow::Result<&'static dyn Kept> {
+    Ok(named(programs, name)?.kept)
 }
 
 /// The operations of all of them.
 pub(crate) fn registry(programs: Programs<'_>) -> Registry {
-    programs.iter().fold(Registry::new(), |registry, program| program.0.register(registry))
+    programs.iter().fold(Registry::new(), |registry, program| program.kept.register(registry))
 }
 
 /// What the command line must know of a structure.
@@ -94,8 +118,11 @@ pub(crate) trait Kind {
     fn removes(&self, workload: &str) -> bool;
 }
 
-/// What the program does with a structure.
-pub(crate) trait Known: Kind + Sync {
+/// What the program does with a structure that is in a cluster.
+pub(crate) trait Kept: Sync {
+    /// What the catalog calls such a structure.
+    fn kind(&self) -> &'static str;
+
     fn register(&self, registry: Registry) -> Registry;
 
     /// Looks at every page of a structure of this kind.
@@ -106,7 +133,10 @@ pub(crate) trait Known: Kind + Sync {
 
     /// Moves regions of a structure, or shows who has them.
     fn repartition(&self, worker: &Worker, structure: &Structure, wish: &Wish) -> anyhow::Result<Repartitioned>;
+}
 
+/// What the program does with a structure that it measures.
+pub(crate) trait Known: Kind + Kept {
     /// Reads or computes what is to be loaded.
     fn data(&self, setting: &Setting) -> anyhow::Result<Box<dyn Data>>;
 
@@ -153,13 +183,13 @@ pub(crate) trait Trace {
 }
 
 /// The check of a structure in parts.
-pub(crate) fn check(known: &dyn Known, cluster: &ClusterView, parts: &[String]) -> anyhow::Result<Report> {
-    Ok(check_beside(known, cluster, parts)?.0)
+pub(crate) fn check(kept: &dyn Kept, cluster: &ClusterView, parts: &[String]) -> anyhow::Result<Report> {
+    Ok(check_beside(kept, cluster, parts)?.0)
 }
 
 /// [`check`], and who may have changed the structure meanwhile.
 pub(crate) fn check_beside(
-    known: &dyn Known,
+    kept: &dyn Kept,
     cluster: &ClusterView,
     parts: &[String],
 ) -> anyhow::Result<(Report, Incarnations)> {
@@ -167,7 +197,7 @@ pub(crate) fn check_beside(
         let find = |name: &String| worker.block_on(catalog::find(worker, name));
         let structures = parts.iter().map(find).collect::<Result<Vec<_>, _>>()?;
         let mut beside = others::living(worker, &structures)?;
-        let check = |structure: &Structure| known.check(worker, structure.clone());
+        let check = |structure: &Structure| kept.check(worker, structure.clone());
         let reports = structures.iter().map(check).collect::<anyhow::Result<Vec<_>>>()?;
         beside.extend(others::living(worker, &structures)?);
         Ok((cluster_view::sum(reports), beside))
@@ -175,10 +205,10 @@ pub(crate) fn check_beside(
 }
 
 /// Frees the pages of a structure in parts that are nobody's: how many.
-pub(crate) fn free_leaked(known: &dyn Known, cluster: &ClusterView, parts: &[String]) -> anyhow::Result<u64> {
+pub(crate) fn free_leaked(kept: &dyn Kept, cluster: &ClusterView, parts: &[String]) -> anyhow::Result<u64> {
     cluster.visit(|worker| {
         let free = |name: &String| {
-            let freed = known.free_leaked(worker, worker.block_on(catalog::find(worker, name))?)?;
+            let freed = kept.free_leaked(worker, worker.block_on(catalog::find(worker, name))?)?;
             freed.with_context(|| {
                 format!("the leaked pages of `{name}` are not freed: a compute server that goes on with an operation holds that up")
             })
@@ -235,15 +265,18 @@ impl<S: Subject> Kind for Of<S> {
     }
 }
 
-impl<S: Subject> Known for Of<S> {
+impl<S: Subject> Kept for Of<S> {
+    fn kind(&self) -> &'static str {
+        S::NAME
+    }
+
     fn register(&self, registry: Registry) -> Registry {
         registry.with::<S>()
     }
 
     fn check(&self, worker: &Worker, structure: Structure) -> anyhow::Result<Report> {
-        ensure!(structure.kind == S::NAME, "`{}` is a {}, not a {}", structure.name, structure.kind, S::NAME);
         let (root, region) = (structure.root, parts::region::<S::Region>(&structure));
-        let access = OneSided::<S>::new(worker, structure, Proof::Checksum);
+        let access = one_sided::<S>(worker, structure)?;
         let mut report = worker.block_on(S::check(&access))?;
         // A search of a broken structure may not end well.
         if let Some(region) = region.filter(|_| report.is_clean())
@@ -255,13 +288,50 @@ impl<S: Subject> Known for Of<S> {
     }
 
     fn free_leaked(&self, worker: &Worker, structure: Structure) -> anyhow::Result<Option<u64>> {
-        Ok(worker.block_on(leaks::free(&OneSided::<S>::new(worker, structure, Proof::Checksum)))?)
+        Ok(worker.block_on(leaks::free(&one_sided::<S>(worker, structure)?))?)
     }
 
     fn repartition(&self, worker: &Worker, structure: &Structure, wish: &Wish) -> anyhow::Result<Repartitioned> {
-        repartition::repartition::<S>(worker, structure, wish)
+        let written = Written { parse: S::parse_region, show: S::show_region };
+        repartition::repartition::<S::Region>(worker, structure, wish, written)
+    }
+}
+
+/// As everybody's, if it is of this kind.
+fn one_sided<P: Plugin>(worker: &Worker, structure: Structure) -> anyhow::Result<OneSided<P>> {
+    ensure!(structure.kind == P::NAME, "`{}` is a {}, not a {}", structure.name, structure.kind, P::NAME);
+    Ok(OneSided::new(worker, structure, Proof::Checksum))
+}
+
+struct Unmeasured<P>(PhantomData<fn() -> P>);
+
+impl<P: Plugin> Kept for Unmeasured<P> {
+    fn kind(&self) -> &'static str {
+        P::NAME
     }
 
+    fn register(&self, registry: Registry) -> Registry {
+        registry.with::<P>()
+    }
+
+    fn check(&self, worker: &Worker, structure: Structure) -> anyhow::Result<Report> {
+        Ok(worker.block_on(P::check(&one_sided::<P>(worker, structure)?))?)
+    }
+
+    fn free_leaked(&self, worker: &Worker, structure: Structure) -> anyhow::Result<Option<u64>> {
+        Ok(worker.block_on(leaks::free(&one_sided::<P>(worker, structure)?))?)
+    }
+
+    fn repartition(&self, worker: &Worker, structure: &Structure, wish: &Wish) -> anyhow::Result<Repartitioned> {
+        let written = Written {
+            parse: |_| bail!("this program reads no regions of a {}: use --away-from", P::NAME),
+            show: |region| format!("{region:?}"),
+        };
+        repartition::repartition::<P::Region>(worker, structure, wish, written)
+    }
+}
+
+impl<S: Subject> Known for Of<S> {
     fn data(&self, setting: &Setting) -> anyhow::Result<Box<dyn Data>> {
         Ok(Box::new(DataOf::<S>(S::data(setting)?)))
     }

@@ -2,13 +2,11 @@
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use farlink_offload::route::{self, Load, Moved, balance, move_region, take_region};
-use farlink_runtime::access::{Overlap, Region as _, Structure};
+use farlink_runtime::access::{Overlap, Region, Structure};
 use farlink_runtime::error::Error;
 use farlink_runtime::lock::OwnerId;
 use farlink_runtime::one_sided::ownership;
 use farlink_runtime::worker::Worker;
-
-use crate::subject::Subject;
 
 /// No owner has more than so many times the average after it was balanced, if regions allow.
 const TOLERANCE: f64 = 1.1;
@@ -22,6 +20,13 @@ pub(crate) struct Wish {
     pub(crate) away_from: Option<u32>,
     pub(crate) balance: bool,
     pub(crate) to: Vec<u32>,
+}
+
+/// How regions are written for people.
+#[derive(Clone, Copy)]
+pub(crate) struct Written<R> {
+    pub(crate) parse: fn(&str) -> anyhow::Result<R>,
+    pub(crate) show: fn(&R) -> String,
 }
 
 /// A region of the map, or one that has moved.
@@ -50,13 +55,14 @@ pub(crate) struct Repartitioned {
 }
 
 /// Moves what is wished, and says who has what then.
-pub(crate) fn repartition<S: Subject>(
+pub(crate) fn repartition<R: Region>(
     worker: &Worker,
     structure: &Structure,
     wish: &Wish,
+    written: Written<R>,
 ) -> anyhow::Result<Repartitioned> {
     let id = |number: u32| OwnerId::new(number.into()).with_context(|| format!("{number} is no compute server"));
-    let (mut problem, mut unbalanced, mut moved) = (None, None, Vec::<Moved<S::Region>>::new());
+    let (mut problem, mut unbalanced, mut moved) = (None, None, Vec::<Moved<R>>::new());
     if wish.balance {
         let more: Vec<OwnerId> = wish.to.iter().copied().map(id).collect::<anyhow::Result<_>>()?;
         let balanced = worker.block_on(balance(worker, structure, &more, TOLERANCE, MOVES_MAX, &mut moved));
@@ -65,19 +71,19 @@ pub(crate) fn repartition<S: Subject>(
             Err(error) => problem = Some(error.into()),
         }
     } else if let Some(region) = &wish.region {
-        let region = S::parse_region(region)?;
+        let region = (written.parse)(region)?;
         let to = *wish.to.first().context("--region needs --to, the compute server that takes it")?;
         ensure!(wish.to.len() == 1, "--region goes to one compute server: give one --to");
-        moved = move_one::<S>(worker, structure, &region, id(to)?)?;
+        moved = move_one(worker, structure, &region, id(to)?, written.show)?;
     } else if let Some(from) = wish.away_from {
         ensure!(!wish.to.contains(&from), "--away-from {from} cannot go --to {from}: name others, or none");
         let to = wish.to.iter().copied().map(id).collect::<anyhow::Result<Vec<_>>>()?;
-        problem = move_away::<S>(worker, structure, id(from)?, &to, &mut moved).err();
+        problem = move_away(worker, structure, (id(from)?, &to), &mut moved, written.show).err();
     } else {
         ensure!(wish.to.is_empty(), "--to goes with --region, --away-from or --balance");
     }
     let moved = moved.into_iter().map(|Moved { region, from, to, uses }| RegionRow {
-        region: S::show_region(&region),
+        region: (written.show)(&region),
         owner: to.incarnation(),
         from: Some(from.incarnation()),
         uses: uses.ok_or("not counted"),
@@ -87,7 +93,7 @@ pub(crate) fn repartition<S: Subject>(
         return Ok(Repartitioned { moved, problem, ..Repartitioned::default() });
     }
     // What has moved is told, whatever fails behind it.
-    Ok(match map_of::<S>(worker, structure) {
+    Ok(match map_of(worker, structure, written.show) {
         Ok(map) => Repartitioned { moved, problem: unbalanced, ..map },
         Err(problem) => Repartitioned { moved, problem: Some(problem), ..Repartitioned::default() },
     })
@@ -104,62 +110,58 @@ fn is_left((owner, times): (OwnerId, f64), moves: usize) -> anyhow::Error {
 }
 
 /// Who owns what now.
-fn map_of<S: Subject>(worker: &Worker, structure: &Structure) -> anyhow::Result<Repartitioned> {
+fn map_of<R: Region>(worker: &Worker, structure: &Structure, show: fn(&R) -> String) -> anyhow::Result<Repartitioned> {
     let map = worker.block_on(ownership::read(worker, structure))?;
     let mut rows = Vec::new();
-    let mut unowned = vec![S::Region::everything()];
+    let mut unowned = vec![R::everything()];
     for (owner, part) in map.owners() {
-        let Some(region) = part.to_region::<S::Region>()? else { continue };
+        let Some(region) = part.to_region::<R>()? else { continue };
         unowned = unowned.iter().flat_map(|left| left.without(&region).unwrap_or_default()).collect();
-        let uses = uses::<S>(worker, structure, owner, &region);
-        rows.push(RegionRow { region: S::show_region(&region), owner: owner.incarnation(), from: None, uses });
+        let uses = uses(worker, structure, owner, &region);
+        rows.push(RegionRow { region: show(&region), owner: owner.incarnation(), from: None, uses });
     }
     if rows.is_empty() {
         unowned.clear();
     }
-    let unowned = unowned.iter().map(S::show_region).collect();
+    let unowned = unowned.iter().map(show).collect();
     Ok(Repartitioned { map: rows, unowned, epoch: map.epoch, ..Repartitioned::default() })
 }
 
 /// Uses of a region's cached leaves, as its owner says, or why it does not.
-fn uses<S: Subject>(
-    worker: &Worker,
-    structure: &Structure,
-    owner: OwnerId,
-    region: &S::Region,
-) -> Result<u64, &'static str> {
+fn uses<R: Region>(worker: &Worker, structure: &Structure, owner: OwnerId, region: &R) -> Result<u64, &'static str> {
     if worker.is_dead(owner) {
         return Err("dead");
     }
-    let loads = worker.block_on(route::loads::<S::Region>(worker, structure, owner, 0));
+    let loads = worker.block_on(route::loads::<R>(worker, structure, owner, 0));
     let loads = loads.map_err(|error| match error {
         Error::OwnerMissing { .. } => "takes no requests: nothing moves from or to it",
         _ => "does not answer",
     })?;
-    let is_it = |load: &&Load<S::Region>| load.region.overlap(region) != Overlap::Outside;
+    let is_it = |load: &&Load<R>| load.region.overlap(region) != Overlap::Outside;
     loads.regions.iter().find(is_it).map(|load| load.uses).ok_or("has given it up just now")
 }
 
 /// None has moved if nobody had it: then it is taken.
-fn move_one<S: Subject>(
+fn move_one<R: Region>(
     worker: &Worker,
     structure: &Structure,
-    region: &S::Region,
+    region: &R,
     to: OwnerId,
-) -> anyhow::Result<Vec<Moved<S::Region>>> {
+    show: fn(&R) -> String,
+) -> anyhow::Result<Vec<Moved<R>>> {
     let map = worker.block_on(ownership::read(worker, structure))?;
     let mut is_unowned = map.owners().next().is_some();
     for (from, part) in map.owners() {
-        let Some(owned) = part.to_region::<S::Region>()? else { continue };
+        let Some(owned) = part.to_region::<R>()? else { continue };
         let overlap = region.overlap(&owned);
         is_unowned &= overlap == Overlap::Outside;
         if overlap != Overlap::Inside {
             continue;
         }
-        ensure!(from != to, "compute server {} owns {} already", to.incarnation(), S::show_region(region));
+        ensure!(from != to, "compute server {} owns {} already", to.incarnation(), show(region));
         let moved = worker.block_on(move_region(worker, structure, region, from, to))?;
         let region = moved.with_context(|| {
-            format!("{} cannot move by itself: no leaf lies in it, or it was given up just now", S::show_region(region))
+            format!("{} cannot move by itself: no leaf lies in it, or it was given up just now", show(region))
         })?;
         return Ok(vec![Moved { region, from, to, uses: None }]);
     }
@@ -167,19 +169,16 @@ fn move_one<S: Subject>(
         worker.block_on(take_region(worker, structure, region, to))?;
         return Ok(Vec::new());
     }
-    bail!(
-        "no compute server owns all of {}; `farlink repartition` without --region shows who owns what",
-        S::show_region(region)
-    )
+    bail!("no compute server owns all of {}; `farlink repartition` without --region shows who owns what", show(region))
 }
 
 /// All regions of one go to these, or to the others that own something, in turn. `moved`: what has, also before an error.
-fn move_away<S: Subject>(
+fn move_away<R: Region>(
     worker: &Worker,
     structure: &Structure,
-    from: OwnerId,
-    to: &[OwnerId],
-    moved: &mut Vec<Moved<S::Region>>,
+    (from, to): (OwnerId, &[OwnerId]),
+    moved: &mut Vec<Moved<R>>,
+    show: fn(&R) -> String,
 ) -> anyhow::Result<()> {
     let map = worker.block_on(ownership::read(worker, structure))?;
     ensure!(
@@ -197,11 +196,11 @@ fn move_away<S: Subject>(
     ensure!(!to.is_empty(), "nobody else owns anything of `{}`: give --to", structure.name);
     let mut stayed = Vec::new();
     for (number, (_, part)) in map.owners().filter(|&(owner, _)| owner == from).enumerate() {
-        let Some(region) = part.to_region::<S::Region>()? else { continue };
+        let Some(region) = part.to_region::<R>()? else { continue };
         let to = to[number % to.len()];
         match worker.block_on(move_region(worker, structure, &region, from, to))? {
             Some(region) => moved.push(Moved { region, from, to, uses: None }),
-            None => stayed.push(S::show_region(&region)),
+            None => stayed.push(show(&region)),
         }
     }
     ensure!(

@@ -2,9 +2,15 @@
 
 use std::process::ExitCode;
 
-use farlink_bench::plugin;
+use farlink_bench::{plugin, unmeasured};
 use farlink_structures::{btree, bwtree::Bw, rtree, skiplist::List};
 
 fn main() -> ExitCode {
-    farlink_bench::main(&[plugin::<btree::Tree>(), plugin::<List>(), plugin::<rtree::Tree>(), plugin::<Bw>()])
+    farlink_bench::main(&[
+        plugin::<btree::Tree>(),
+        plugin::<List>(),
+        plugin::<rtree::Tree>(),
+        plugin::<Bw>(),
+        unmeasured::<rtree::Tree<3>>(),
+    ])
 }

@@ -3,11 +3,14 @@
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use farlink_offload::Remote;
+use farlink_offload::{CacheOptions, ComputeCache, Remote};
+use farlink_runtime::access::Access as _;
 use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
 use farlink_runtime::ptr::ServerId;
+use farlink_runtime::structure::StructurePlacement;
 use farlink_structures::btree::{BTree, BTreeOptions, PlacementPolicy};
+use farlink_structures::rtree::{Query, RTree, RTreeOptions, Rect, Tree as Rects};
 
 use crate::{PROGRAM, Said, Server, bench_with_input, farlink, named, number};
 
@@ -42,6 +45,47 @@ fn servers_with_threads_carry_out_operations() {
     let _servers = [Server::start(&dir, 0), Server::start(&dir, 1)];
     let said = farlink(&["check", "--free-leaked", "--connect", dir.to_str().unwrap()]).must_hold();
     assert!(said.out.contains("0 leaked pages of `"), "{}", said.out);
+}
+
+/// They are not measured; the rest is done with them.
+#[test]
+fn trees_of_three_dimensions_are_served_and_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = folder.path().join("cluster");
+    let at = dir.to_str().unwrap();
+    let _servers = [0, 1].map(|server| Server::start_with(&dir, server, &["--threads", "1"]));
+    let fabric = Arc::new(MemFabric::open(&dir, MemOptions::default()).unwrap());
+    let compute = ComputeServer::join(fabric, ComputeOptions::default()).unwrap();
+    let worker = compute.worker().unwrap();
+    let placement = StructurePlacement { policy: PlacementPolicy::OneServer, root: ServerId::new(1) };
+    let options = RTreeOptions { placement, ..RTreeOptions::default() };
+    let made = worker.block_on(RTree::<_, 3>::create(&worker, "boxes", options)).unwrap();
+    let structure = made.access().context().structure.clone();
+    let sent = RTree::<_, 3>::over(Remote::new(&worker, structure.clone()));
+    worker.block_on(async {
+        for number in 0..500u64 {
+            let low = [number % 7, number % 11, number % 13].map(|at| at as f64);
+            sent.insert(Rect::new(low, low.map(|at| at + 0.5)).unwrap(), number).await.unwrap();
+        }
+        let window = Query::Intersects(Rect::new([0.0; 3], [2.0, 3.0, 4.0]).unwrap());
+        let expected = (0..500u64).filter(|number| number % 7 <= 2 && number % 11 <= 3 && number % 13 <= 4).count();
+        assert_eq!(sent.count(window).await.unwrap(), expected as u64);
+        assert_eq!(sent.search(window).all().await.unwrap().len(), expected);
+    });
+    for more in [&[][..], &["--free-leaked"]] {
+        let said = farlink(&[&["check", "--connect", at, "--name", "boxes"], more].concat()).must_hold();
+        assert!(said.out.contains("check rtree-3d: ok (structure boxes, entries 500,"), "{}", said.out);
+    }
+    let repartition = || farlink(&["repartition", "--connect", at, "--name", "boxes"]).must_hold().out;
+    assert!(repartition().starts_with("nobody owns anything of `boxes`"), "{}", repartition());
+    let cache = ComputeCache::<Rects<3>>::new(CacheOptions::new(1 << 20)).unwrap();
+    let owned = worker.block_on(cache.own(&worker, structure, Rect::EVERYTHING.into())).unwrap();
+    let owner = format!("compute server {}, ", worker.owner().incarnation());
+    assert!(repartition().contains(&owner), "{}", repartition());
+    drop((owned, cache));
+    farlink(&["bench", "--connect", at, "--structure", "rtree-3d"]).must_fail_with(&["does not measure it"]);
+    let said = farlink(&["list"]).must_hold();
+    assert!(said.out.contains("rtree-3d\n  not measured"), "{}", said.out);
 }
 
 #[test]
