@@ -87,6 +87,20 @@ fn window_counts_of_a_file_equal_brute_force() {
     }
 }
 
+/// Each is where it was when the run ends, also if many tasks move few.
+#[test]
+fn what_is_moved_comes_back() {
+    for options in ["--keys 40 --in-flight 16", "--keys 3000 --access cached --processes 2 --workers 1"] {
+        let rows = holds(&format!("--ops 3000 --mix move,nearest {options}"), "");
+        let (windows, present) = (row(&rows, "windows"), row(&rows, "keys-present"));
+        assert!(windows["ok"] == true && present["missing"] == 0, "{options}: {rows:?}");
+        // Of the others a task has had another's in hand.
+        let found = number(present, "found") + number(present, "latest_missing");
+        assert!(number(present, "found") > 3500.0 && found == 6000.0, "{options}: {present}");
+        assert!(number(row(&rows, "nearest"), "results_per_op") == 5.0, "{rows:?}");
+    }
+}
+
 /// Windows are drawn over the rectangles' bounding box, and their edges are shares of it.
 #[test]
 fn searches_are_where_the_rectangles_are() {

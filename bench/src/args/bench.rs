@@ -124,7 +124,8 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_parser = parse_theta)]
     pub(crate) theta: Option<f64>,
     /// Workloads to run, as `farlink list` names them. Ordered maps: a to f (YCSB, the usual ones), read-only,
-    /// read-intensive, write-intensive, insert-intensive, scan-intensive.
+    /// read-intensive, write-intensive, insert-intensive, scan-intensive. R-trees: search-small, search-large, search-power,
+    /// mixed-small, mixed-large, mixed-power, point (the usual ones), nearest, move.
     #[arg(long, visible_alias = "workload", value_name = "NAME[,NAME...]", value_delimiter = ',')]
     pub(crate) mix: Vec<String>,
     #[command(flatten)]

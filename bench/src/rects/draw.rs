@@ -12,6 +12,9 @@ const SCALES: (f64, f64) = (1e-5, 1e-2);
 /// Between these is the greater coordinate, of a place and its mirror image.
 const PLACES: (f64, f64) = (0.5, 1.0);
 
+/// How far something moves at most, as a share of the space in each dimension.
+const NEAR: f64 = 1e-3;
+
 /// How long edges are at most, as shares of the space in each dimension.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Scale {
@@ -99,6 +102,25 @@ impl Space {
         self.scaled(low, low.map(|low| (low + edge_max * above_zero(rng)).min(1.0)))
     }
 
+    /// Anywhere.
+    pub(super) fn point(&self, rng: &mut SmallRng) -> [f64; 2] {
+        let at = std::array::from_fn(|_| rng.random_range(0.0..1.0));
+        self.scaled(at, at).low()
+    }
+
+    /// Where a rectangle of the space moves to: near by, and not out of the space.
+    pub(super) fn near(&self, rng: &mut SmallRng, rect: &Rect) -> Rect {
+        let (least, greatest) = (self.0.low(), self.0.high());
+        let by: [f64; 2] = std::array::from_fn(|d| {
+            let half = greatest[d] / 2.0 - least[d] / 2.0;
+            // All of it may be too large for a number.
+            let by = half * (2.0 * NEAR * rng.random_range(-1.0..1.0));
+            by.max(least[d] - rect.low()[d]).min(greatest[d] - rect.high()[d])
+        });
+        let to = |corner: [f64; 2]| std::array::from_fn(|d| corner[d] + by[d]);
+        Rect::new(to(rect.low()), to(rect.high())).unwrap_or(*rect)
+    }
+
     /// A window for a comparison, with edges of this share of the space: around the middle of a rectangle, or anywhere.
     pub(super) fn around_or_anywhere(&self, rng: &mut SmallRng, share: f64, around: Option<&Rect>) -> Rect {
         let low: [f64; 2] = std::array::from_fn(|_| rng.random_range(0.0..=1.0 - share));
@@ -169,6 +191,22 @@ mod tests {
             }
             for share in [1e-3, 0.5] {
                 space.around_or_anywhere(&mut rng, share, Some(&space.0));
+            }
+            assert_eq!(space.near(&mut rng, &space.0), space.0);
+            for _ in 0..1000 {
+                let from = space.loaded(&mut rng);
+                let to = space.near(&mut rng, &from);
+                for d in 0..2 {
+                    let room = greatest[d] / 2.0 - least[d] / 2.0;
+                    let slack = (room * 1e-9).max(from.low()[d].abs().max(from.high()[d].abs()) * 4e-16);
+                    assert!(
+                        to.low()[d] >= least[d] - slack && to.high()[d] <= greatest[d] + slack,
+                        "{to:?} in {space:?}"
+                    );
+                    for (from, to) in [(from.low()[d], to.low()[d]), (from.high()[d], to.high()[d])] {
+                        assert!((to / 2.0 - from / 2.0).abs() <= room * NEAR + slack, "{from} to {to} in {space:?}");
+                    }
+                }
             }
         }
     }

@@ -22,9 +22,9 @@ use farlink_offload::ShardKey;
 use farlink_runtime::access::Access;
 use farlink_runtime::error::Error;
 use farlink_runtime::operation::Run;
-use farlink_structures::rtree::ops::{Delete, Find, Insert};
+use farlink_structures::rtree::ops::{Delete, Find, Insert, Update};
 use farlink_structures::rtree::{Entry, Query, RTree, Rect, Scope, Tree};
-use rand::{RngExt, SeedableRng, rngs::SmallRng};
+use rand::{RngExt, SeedableRng, rngs::SmallRng, seq::SliceRandom};
 
 pub(crate) use self::draw::{Scale, Space};
 use crate::maps::stream::Pass;
@@ -35,6 +35,8 @@ use crate::units::plural;
 const PROBES: usize = 1000;
 /// Of a mixed workload's operations one in so many is an insert.
 const INSERT_ONE_IN: u32 = 10;
+/// How many of the nearest are asked for.
+const NEAREST: usize = 5;
 
 /// An operation.
 #[derive(Debug, Clone, Copy)]
@@ -47,6 +49,10 @@ pub enum RectRequest {
     Search(Rect),
     /// Searches for a loaded entry.
     Point(Entry),
+    /// Searches for so many entries, those that are nearest to a point.
+    Nearest([f64; 2], usize),
+    /// Moves a loaded entry to another place, and back.
+    Move(Entry, Rect),
 }
 
 /// What is loaded.
@@ -100,6 +106,8 @@ enum Workload {
     /// Searches and inserts.
     Mixed(Scale),
     Point,
+    Nearest,
+    Move,
 }
 
 impl Workload {
@@ -109,11 +117,20 @@ impl Workload {
             "small" => Scale::Small,
             "large" => Scale::Large,
             "power" => Scale::Power,
-            _ => return (name == "point").then_some(Self::Point),
+            _ => return Self::without_scale(name),
         };
         match kind {
             "search" => Some(Self::Search(scale)),
             "mixed" => Some(Self::Mixed(scale)),
+            _ => None,
+        }
+    }
+
+    fn without_scale(name: &str) -> Option<Self> {
+        match name {
+            "point" => Some(Self::Point),
+            "nearest" => Some(Self::Nearest),
+            "move" => Some(Self::Move),
             _ => None,
         }
     }
@@ -126,6 +143,7 @@ impl RectSource {
         // Payloads of what is inserted are no loaded entry's, unless a file has them, and differ from run to run.
         let payload = (u64::from(data.setting.run) + 1) << 40 | worker.index << 24;
         let inserted = Rc::clone(&self.inserted);
+        let mut turns = self.turns(workload, &mut rng).into_iter().cycle();
         Box::new(std::iter::repeat_with(move || match workload {
             Workload::Mixed(scale) if rng.random_ratio(1, INSERT_ONE_IN) => {
                 inserted.set(inserted.get() + 1);
@@ -133,7 +151,24 @@ impl RectSource {
             }
             Workload::Search(scale) | Workload::Mixed(scale) => RectRequest::Search(data.space.window(&mut rng, scale)),
             Workload::Point => RectRequest::Point(data.entries[rng.random_range(0..data.entries.len())]),
+            Workload::Nearest => RectRequest::Nearest(data.space.point(&mut rng), NEAREST.min(data.entries.len())),
+            Workload::Move => {
+                let entry = data.entries[turns.next().unwrap_or_default()];
+                RectRequest::Move(entry, data.space.near(&mut rng, &entry.0))
+            }
         }))
+    }
+
+    /// Which entries are moved, in turn: two workers move none at the same time.
+    fn turns(&self, workload: Workload, rng: &mut SmallRng) -> Vec<usize> {
+        let mut share = Vec::new();
+        if workload == Workload::Move {
+            share.extend(
+                (self.worker.index as usize..self.data.entries.len()).step_by(self.worker.total.max(1) as usize),
+            );
+            share.shuffle(rng);
+        }
+        share
     }
 }
 
@@ -143,9 +178,18 @@ impl Subject for Tree {
     type Source = RectSource;
 
     /// Searches at the scales 1e-5 and 1e-2, and with a power law between them; at the same scales nine searches to an
-    /// insert; searches for loaded entries.
-    const WORKLOADS: &'static [&'static str] =
-        &["search-small", "search-large", "search-power", "mixed-small", "mixed-large", "mixed-power", "point"];
+    /// insert; searches for loaded entries. And searches for what is nearest, and moves.
+    const WORKLOADS: &'static [&'static str] = &[
+        "search-small",
+        "search-large",
+        "search-power",
+        "mixed-small",
+        "mixed-large",
+        "mixed-power",
+        "point",
+        "nearest",
+        "move",
+    ];
     const WORKLOADS_USUAL: usize = 7;
     const BULK_LOADS: bool = true;
     const RETURNS_MANY: bool = true;
@@ -259,6 +303,19 @@ impl Subject for Tree {
                 let wrong_scans = u64::from(!found.iter().all(|(rect, _)| rect.intersects(&window)));
                 Ok(Outcomes { scanned: found.len() as u64, wrong_scans, ..outcomes })
             }
+            RectRequest::Nearest(to, count) => {
+                let found = nearest(run, to, count).await?;
+                let all = u64::from(found.len() == count);
+                Ok(Outcomes { found: all, missing: 1 - all, scanned: found.len() as u64, ..outcomes })
+            }
+            RectRequest::Move((rect, payload), to) => {
+                if !run.execute(&Update { rect, payload, to }).await? {
+                    // Another task has it away just now. Were it lost, there would be fewer entries in the end.
+                    return Ok(Outcomes { latest_missing: 1, ..outcomes });
+                }
+                let is_back = run.execute(&Update { rect: to, payload, to: rect }).await?;
+                Ok(Outcomes { found: is_back.into(), missing: (!is_back).into(), ..outcomes })
+            }
         }
     }
 }
@@ -271,11 +328,25 @@ fn generated(entries: u64, seed: u64) -> Vec<Entry> {
 
 /// All entries that a query asks for.
 async fn search<R: Run<Plugin = Tree>>(run: &R, query: Query) -> Result<Vec<Entry>, Error> {
+    first(run, query, usize::MAX).await
+}
+
+/// The entries that are nearest to a point, so many, the nearest first.
+async fn nearest<R: Run<Plugin = Tree>>(run: &R, to: [f64; 2], count: usize) -> Result<Vec<Entry>, Error> {
+    let mut found = first(run, Query::Nearest(to), count).await?;
+    found.sort_unstable_by(|(a, _), (b, _)| a.distance_squared(&to).total_cmp(&b.distance_squared(&to)));
+    found.truncate(count);
+    Ok(found)
+}
+
+/// The entries that a query asks for, or so many at least, the first in its order.
+async fn first<R: Run<Plugin = Tree>>(run: &R, query: Query, count: usize) -> Result<Vec<Entry>, Error> {
     let (mut all, mut after) = (Vec::new(), None);
     loop {
-        let found = run.execute(&Find { query, limit: u64::MAX, after, stamp: 0 }).await?;
+        let limit = (count - all.len()) as u64;
+        let found = run.execute(&Find { query, limit, after, stamp: 0 }).await?;
         all.extend(found.entries);
-        if !found.has_rest {
+        if !found.has_rest || all.len() >= count {
             return Ok(all);
         }
         after = all.last().copied();
@@ -291,6 +362,24 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
+
+    /// No two workers move an entry, and none moves one again before it has moved all of its share.
+    #[test]
+    fn moves_take_turns() {
+        let data = Arc::new(Tree::data(&Setting::of_entries(101)).unwrap());
+        let moved = |index, share| {
+            let mut source = Tree::source(&data, WorkerId { index, total: 2 });
+            Tree::prepare(&mut source, Job::Workload { name: "move", operations: None }, &|| Ok(())).unwrap();
+            let payload = |request| match request {
+                RectRequest::Move(entry, to) if entry.0 != to => entry.1,
+                other => panic!("{other:?}"),
+            };
+            source.take(share).map(payload).collect::<HashSet<u64>>()
+        };
+        let (first, second) = (moved(0, 51), moved(1, 50));
+        assert_eq!((first.len(), second.len()), (51, 50));
+        assert!(first.is_disjoint(&second));
+    }
 
     /// A measured phase that searched the windows of its warm-up would measure a replay.
     #[test]

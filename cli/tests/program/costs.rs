@@ -142,10 +142,19 @@ fn every_access_mode_and_structure() {
 fn an_r_tree_in_every_access_mode() {
     for access in ["one-sided", "cached", "cached-inner", "coarse", "hybrid", "engine", "adaptive"] {
         let options = format!("--structure rtree --access {access} --keys 8000 --ops 1000");
-        let said = bench(&format!("--json {options} --mix search-large,mixed-large,point")).must_hold();
+        let said = bench(&format!("--json {options} --mix search-large,mixed-large,point,nearest,move")).must_hold();
         let rows = said.json();
         assert!(rows.iter().filter(|row| row["kind"] == "check").count() == 7, "{options}: {}", said.out);
         assert!(number(named(&rows, "point")[0], "ops") >= 1000.0, "{options}: {}", said.out);
+        let (nearest, moves) = (named(&rows, "nearest")[0], named(&rows, "move")[0]);
+        assert_eq!(
+            (number(nearest, "results_per_op"), number(moves, "missed_per_op")),
+            (5.0, 0.0),
+            "{nearest}\n{moves}"
+        );
+        // To another place, and back.
+        let changes = number(moves, "writes_per_op") + number(moves, "two_sided_per_op");
+        assert!(access == "cached" || access == "engine" || changes >= 2.0, "{moves}");
     }
     bench("--structure rtree --keys 5000 --ops 100 --load insert --rounds 1").must_hold();
     bench("--structure trie").must_fail_with(&["knows no structure `trie`", "btree, skiplist, rtree"]);
