@@ -87,6 +87,23 @@ fn window_counts_of_a_file_equal_brute_force() {
     }
 }
 
+/// As many as a data set has that people use.
+#[test]
+fn a_large_file_is_loaded_and_answers_equal_brute_force() {
+    const RECTS: u64 = 200_000;
+    let folder = tempfile::tempdir().unwrap();
+    let file = written(folder.path(), "rects.csv", &text(RECTS));
+    let rows = holds(&format!("--rects-file {file} --ops 400 --mix search-large,point,nearest"), "");
+    let windows = row(&rows, "windows");
+    assert_eq!((&windows["ok"], number(row(&rows, "memory"), "entries")), (&true.into(), RECTS as f64), "{windows}");
+    assert!(number(windows, "searches") >= 128.0 && number(windows, "returned") > 10_000.0, "{windows}");
+    for (name, least) in [("search-large", 0.0), ("point", 1.0), ("nearest", 5.0)] {
+        let row = row(&rows, name);
+        assert!(number(row, "results_per_op") >= least && row["keys"] == RECTS, "{row}");
+        assert!(["reads_per_op", "bytes_per_op", "round_trips_per_op"].iter().all(|field| number(row, field) > 1.0));
+    }
+}
+
 /// Each is where it was when the run ends, also if many tasks move few.
 #[test]
 fn what_is_moved_comes_back() {
