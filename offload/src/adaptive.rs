@@ -23,8 +23,9 @@ use crate::{
 /// Ships each operation to the memory server of the root, or does it over another access, as a policy says. Belongs to one
 /// worker; cheap to clone.
 ///
-/// The other access is one for structures that others change:
-/// [`OneSided`](farlink_runtime::one_sided::OneSided) or [`CachedInner`](crate::CachedInner).
+/// The other access is one for structures that others change: [`OneSided`](farlink_runtime::one_sided::OneSided),
+/// [`CachedInner`](crate::CachedInner), or of a latch-free one [`CachedMapping`](crate::CachedMapping). A memory server is one of
+/// those others: what a cache holds is validated, or compared with its word, as ever.
 ///
 /// ```
 /// # use std::sync::Arc;

@@ -1,23 +1,28 @@
 //! Operations that are shipped whole: where their pages are, and what is done here because a memory server cannot.
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use farlink_offload::{
-    Adaptive, Hybrid, Policies, Remote,
-    policy::Always,
+    Adaptive, CacheOptions, ComputeCache, Hybrid, MappingCache, Policies, Remote,
+    policy::{Always, Choice, Miss, Policy},
     ship::{ShipOptions, ShipServer},
 };
 use farlink_runtime::{
-    access::{Link, PageRef, Plugin},
+    access::{Link, PageRef, Plugin, Structure},
     error::Error,
     fabric::listener::ListenOptions,
     one_sided::{OneSided, Proof},
+    operation::Run,
     page::SizeClass,
     ptr::ServerId,
-    structure::PlacementPolicy,
+    structure::{PlacementPolicy, StructurePlacement},
     worker::Worker,
 };
-use farlink_structures::btree::{BTree, BTreeOptions, Tree};
+use farlink_structures::{
+    btree::{BTree, BTreeOptions, Tree},
+    bwtree::{Bw, BwTree, BwTreeOptions},
+    map::{Map, OrderedMap},
+};
 use farlink_tests::{
     bounded::Watchdog,
     cluster::{self, FAST},
@@ -119,4 +124,83 @@ fn what_a_memory_server_cannot_begin_is_done_here() {
             assert_eq!(tree.get(7).await.unwrap(), Some(70));
         });
     }
+}
+
+/// Ships every second operation.
+#[derive(Debug)]
+struct EverySecond(bool);
+
+impl Policy for EverySecond {
+    fn choose(&mut self, _: &Miss<'_>) -> Choice {
+        self.0 = !self.0;
+        if self.0 { Choice::SHIP } else { Choice::FETCH }
+    }
+}
+
+/// Two compute servers write keys of their own and read all, by turns sent and done over `here`: each finds what it has written just now,
+/// and nothing of the other's is older than what it has seen.
+fn write_and_read_by_turns<S: OrderedMap, A: Run<Plugin = S>>(
+    fleet: &Fleet,
+    structure: &Structure,
+    here: impl Fn(&Worker, Structure) -> A + Sync,
+    hits: fn(&A) -> u64,
+) {
+    const KEYS: u64 = 150;
+    const ROUNDS: u64 = 30;
+    thread::scope(|scope| {
+        for own in 0..2 {
+            let here = &here;
+            scope.spawn(move || {
+                let compute = cluster::join(&fleet.fabric(), own).unwrap();
+                let worker = compute.worker().unwrap();
+                let access = here(&worker, structure.clone());
+                let policies = Policies::new(EverySecond(false));
+                let map = Map::<S, _>::over(Adaptive::new(access, &worker, structure.clone(), policies));
+                let mut seen = vec![None; KEYS as usize];
+                worker.block_on(async {
+                    for round in 1..=ROUNDS {
+                        // Sent and then done here, or the other way round: an odd number of operations a round.
+                        for key in (0..KEYS).filter(|key| key % 2 == own) {
+                            assert_eq!(map.upsert(key, round).await.unwrap(), Some(round - 1).filter(|&at| at > 0));
+                            assert_eq!(map.get(key).await.unwrap(), Some(round), "key {key}");
+                        }
+                        for key in (0..KEYS).filter(|key| key % 2 != own) {
+                            let found = map.get(key).await.unwrap();
+                            let before = seen[key as usize].replace(found).flatten();
+                            assert!(found >= before, "key {key} had {before:?}, and {found:?} later");
+                        }
+                    }
+                });
+                let (shipped, hits) = (map.access().counts().shipped, hits(map.access().here()));
+                assert!(shipped >= ROUNDS * KEYS / 2 && hits > 100, "{shipped} operations shipped, {hits} hits");
+            });
+        }
+    });
+}
+
+/// Memory servers change what is cached behind the caches' backs.
+#[test]
+fn operations_are_sent_or_done_over_caches() {
+    let _watch = Watchdog::start("adaptive over caches", Duration::from_secs(120));
+    let fleet = Fleet::start(2, 16 << 20, 1, FAST).unwrap();
+    let compute = cluster::join(&fleet.fabric(), 9).unwrap();
+    let worker = compute.worker().unwrap();
+    let (placement, root) = (PlacementPolicy::OneServer, ServerId::new(1));
+    let options = BTreeOptions { page_bytes: 256, placement, root, ..BTreeOptions::default() };
+    let tree = worker.block_on(BTree::create(&worker, "inner", options)).unwrap();
+    let inner = |worker: &Worker, structure| {
+        let cache = ComputeCache::<Tree>::new(CacheOptions::new(1 << 20)).unwrap();
+        cache.share(worker, structure, Proof::Checksum).unwrap()
+    };
+    write_and_read_by_turns(&fleet, tree.structure(), inner, |here| here.counters().total().hits);
+    let placement = StructurePlacement { policy: placement, root };
+    let options = BwTreeOptions { page_bytes: 256, placement, ..BwTreeOptions::default() };
+    let words = worker.block_on(BwTree::create(&worker, "words", options)).unwrap();
+    let mapping = |worker: &Worker, structure| MappingCache::<Bw>::new(64 << 10).share(worker, structure);
+    write_and_read_by_turns(&fleet, words.structure(), mapping, |here| here.counters().hits);
+    worker.block_on(async {
+        for report in [tree.check().await.unwrap(), words.check().await.unwrap()] {
+            assert!(report.is_clean() && report.entries == 150, "{report:?}");
+        }
+    });
 }
