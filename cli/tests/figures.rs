@@ -9,7 +9,8 @@ fn figure(name: &str, options: &str) -> (bool, Vec<Value>, String) {
     let folder = tempfile::tempdir().unwrap();
     let (ok, text) = run(&format!("{name} --json {options}"), folder.path().to_str());
     let plot = std::fs::read_to_string(folder.path().join(format!("{name}.svg"))).unwrap_or_default();
-    (ok, text.lines().map(|line| serde_json::from_str(line).unwrap()).collect(), plot)
+    let parsed = |line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {text}"));
+    (ok, text.lines().map(parsed).collect(), plot)
 }
 
 fn run(line: &str, out: Option<&str>) -> (bool, String) {
