@@ -107,7 +107,7 @@ pub(crate) fn parse_bytes_per_second(text: &str) -> Result<u64, String> {
     let bytes =
         [("", 1.0), ("B/s", 1.0), ("MB/s", 1e6), ("GB/s", 1e9), ("MiB/s", KIB * KIB), ("GiB/s", KIB * KIB * KIB)];
     match parse_scaled(text, &[&bytes[..], &[("Mbit/s", 125e3), ("Gbit/s", 125e6)]].concat())? {
-        0 => Err("a rate must be more than zero; leave the option out for no limit".to_owned()),
+        0 => Err("a rate must be more than zero".to_owned()),
         rate => Ok(rate),
     }
 }

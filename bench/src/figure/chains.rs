@@ -19,7 +19,7 @@ const LENGTHS: [u64; 6] = [1, 2, 4, 8, 16, 32];
 const KEYS: u64 = 500;
 const PAGE_BYTES: usize = 16 << 10;
 /// Fewer updates than that come to hardly any new page.
-const UPDATES_MIN: u64 = 100;
+pub(super) const UPDATES_MIN: u64 = 100;
 
 /// What updates have cost.
 pub(super) struct Chain {
@@ -46,7 +46,6 @@ impl Chain {
 
 /// For each length. A chain of length 1 is a new page with each update, which is no tree's: it is computed.
 pub(super) fn over_lengths(updates: u64, seed: u64) -> anyhow::Result<Vec<Chain>> {
-    ensure!(updates >= UPDATES_MIN, "give --updates {UPDATES_MIN} at least: fewer say nothing of long chains");
     LENGTHS
         .into_iter()
         .map(|length| if length == 1 { Ok(none(updates)) } else { counted(length, updates, seed) })

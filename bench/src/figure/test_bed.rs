@@ -29,6 +29,8 @@ use crate::report::CheckRow;
 
 /// Room on each memory server beyond the trees: its tables, and what compute servers lease and do not use.
 const SPARE_BYTES: u64 = 64 << 20;
+/// How long a memory server may give no sign of life.
+const ANSWER_WAIT: Duration = Duration::from_secs(60);
 
 /// Memory servers.
 #[derive(Debug)]
@@ -61,8 +63,9 @@ impl TestBed {
         self.join_with(ComputeOptions { seed, ..ComputeOptions::default() })
     }
 
+    /// The memory servers are threads beside it, which on a busy machine may get no turn for long.
     pub(crate) fn join_with(&self, options: ComputeOptions) -> anyhow::Result<ComputeServer> {
-        Ok(ComputeServer::join(self.fabric.clone(), options)?)
+        Ok(ComputeServer::join(self.fabric.clone(), ComputeOptions { answer_wait: ANSWER_WAIT, ..options })?)
     }
 
     /// Loads a tree. Nothing but its pages takes memory that grows with the entries.

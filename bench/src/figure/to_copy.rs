@@ -8,6 +8,8 @@
 use std::io::Write;
 use std::ops::RangeInclusive;
 
+use anyhow::ensure;
+
 use super::args::ToCopyArgs;
 use super::card::{self, Sent};
 use super::chains;
@@ -89,6 +91,8 @@ impl Point {
 
 /// Makes the rows and the plots, and checks what has to hold.
 pub(crate) fn run(args: &ToCopyArgs, out: impl Write) -> anyhow::Result<()> {
+    let least = chains::UPDATES_MIN;
+    ensure!(args.updates >= least, "give --updates {least} at least: fewer say nothing of long chains");
     let path = plot::path(&args.out, FILE)?;
     let mut reporter = Reporter::new(out, args.common.json);
     let mut progress = Progress::new(3, args.common.json);

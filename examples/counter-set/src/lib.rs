@@ -113,8 +113,8 @@ fn link(root: &(impl Words + ?Sized), bucket: usize) -> Option<Link> {
     (index < root.count()).then(|| Link::from_word(root.word(index)))
 }
 
-fn links(root: &(impl Words + ?Sized)) -> Vec<Link> {
-    (0..BUCKETS).filter_map(|bucket| link(root, bucket)).collect()
+fn links(root: &(impl Words + ?Sized)) -> Option<Vec<Link>> {
+    (0..BUCKETS).map(|bucket| link(root, bucket)).collect()
 }
 
 /// The page of a bucket, and the root if the operation began there. All that is left lies below.
@@ -245,7 +245,8 @@ impl Operation for Total {
             let bucket = page.read(|words| words.word(NUMBER))? as usize;
             return Ok(sum(read(&page, bucket)?));
         }
-        let (links, mut total) = (page.read(links)?, 0u64);
+        let links = page.read(links)?.ok_or(Interrupt::stale(page.at(), "it is no root"))?;
+        let mut total = 0u64;
         for (bucket, part) in access.fork(&Rc::new(page), &links, self).await.into_iter().enumerate() {
             total = total.wrapping_add(match part? {
                 Forked::Page(page) => sum(read(&page, bucket)?),
@@ -280,7 +281,7 @@ impl Plugin for CounterSet {
         let Context { worker, structure, .. } = access.context();
         let (mut report, root) = (Report::default(), retry(worker, async || access.open(Start::Root).await).await?);
         let (mut reached, root) = (HashSet::from([root.at()]), Rc::new(root));
-        let Ok(links) = root.read(links) else { return Ok(report) };
+        let Ok(Some(links)) = root.read(links) else { return Ok(report) };
         (report.pages_by_level, report.bytes) = (vec![links.len() as u64, 1], ROOT_BYTES as u64);
         let pages = access.follow_each(links.iter().map(|&link| (Rc::clone(&root), link))).all().await;
         for (bucket, page) in pages.into_iter().enumerate() {

@@ -227,7 +227,7 @@ pub trait Plugin: Copy + Default + fmt::Debug + Send + Sync + 'static {
     }
 
     /// The position of each link of a page above level 0 to a page of a lower level, the next lower one as a rule, and the only link to it that
-    /// is named. Links to siblings to which a page above leads are not among them, nor words that are no links. A cache may swizzle these words, and no others: what
+    /// is named. Links to siblings are not among them, nor words that are no links. A cache may swizzle these words, and no others: what
     /// may be set to one is said at [`PagesMut::set`].
     fn links(page: &(impl Words + ?Sized)) -> impl Iterator<Item = usize>;
 

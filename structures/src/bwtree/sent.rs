@@ -76,8 +76,8 @@ impl<A: RunInPieces<Plugin = Bw>> Fetch<Bw, A> for Sent {
 }
 
 impl<'a, A: RunInPieces<Plugin = Bw>> Range<'a, Bw, A> {
-    /// The same entries, in parts that the memory server does not have to copy, in either direction. It sends chains, or entries, which
-    /// nobody checks, as [`SentScan::chains`] says.
+    /// The same entries, in parts that the memory server does not have to copy, in either direction. It sends chains (`Some(true)`), entries, which
+    /// nobody checks (`Some(false)`), or what it takes for cheaper (`None`): see [`SentScan::chains`].
     pub fn in_pieces(self, chains: Option<bool>) -> Range<'a, Bw, A, Sent> {
         self.fetched_by(Sent { chains })
     }

@@ -262,7 +262,7 @@ impl<S: OrderedMap, A: Run<Plugin = S>> Map<S, A> {
     }
 }
 
-/// How a [`Range`] has its parts fetched.
+/// How a [`Range`] has its parts fetched: one of the ways here.
 #[allow(async_fn_in_trait, reason = "operations run on one thread; their futures need not be Send")]
 pub trait Fetch<S, A> {
     /// Has one fetched.
