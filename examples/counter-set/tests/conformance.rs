@@ -28,8 +28,6 @@ impl Model for Counters {
     type State = BTreeMap<Name, u64>;
 
     const CACHE_BYTES: usize = 64 << 10;
-    /// Of a root and 16 buckets or more.
-    const CACHED_PAGES: usize = 12;
 
     fn draw(rng: &mut SmallRng, _state: &Self::State) -> Op {
         let name = a_name(if rng.random() { rng.random_range(0..6) } else { rng.random_range(0..90) });
@@ -62,10 +60,6 @@ impl Model for Counters {
 
     fn is_linearizable(op: &Op) -> bool {
         !matches!(op, Op::Total)
-    }
-
-    fn fill() -> Vec<Op> {
-        (0..90).map(|number| Op::Add(Add { name: a_name(number), amount: 1 })).collect()
     }
 
     fn looks() -> Vec<Op> {
