@@ -186,6 +186,7 @@ pub(crate) fn route<S: Subject>(plan: &Plan, data: &S::Data, compute: &ComputeSe
     options.page_bytes = plan.page_bytes as usize;
     options.handles_max = plan.workers as usize + if plan.has_owners() { OWNER_HANDLES } else { 0 };
     options.excludes_subtrees = plan.access == AccessMode::Engine;
+    options.pages_max = plan.cache_pages_max.map_or(options.pages_max, |pages| pages as usize);
     Ok(route.through(options, S::Region::everything())?.durable(plan.durability))
 }
 

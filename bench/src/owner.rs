@@ -124,8 +124,13 @@ impl<S: Subject> Share<S> {
         bail!("{region:?} is too small to be owned by itself: load more keys, or use fewer --processes")
     }
 
+    /// What the caches of all parts have counted.
+    pub(crate) fn cache_counts(&self) -> CacheCounts {
+        self.holdings.iter().map(|part| counts(&part.counters())).sum()
+    }
+
     fn counted(&self) -> (Counters, CacheCounts) {
-        (self.server.counters().into(), self.holdings.iter().map(|part| counts(&part.counters())).sum())
+        (self.server.counters().into(), self.cache_counts())
     }
 }
 

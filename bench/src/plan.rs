@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::ensure;
-use farlink_offload::policy::{Always, BackOff, Cold, CostAware, Never};
+use farlink_offload::policy::{Always, BackOff, Choice, Cold, CostAware, Miss, Never, Policy};
 use farlink_offload::{Admission, CacheOptions, Durability, Policies};
 use farlink_runtime::fabric::Fabric;
 use farlink_runtime::fabric::mem::MemOptions;
@@ -74,6 +74,19 @@ pub(crate) enum PolicyChoice {
     CostAware,
     /// Shipped unless the memory server is busy (Catfish).
     BackOff,
+    /// One in two, drawn each time: for a chaos.
+    #[value(skip)]
+    AtRandom,
+}
+
+/// Ships one in two of what can be shipped, whatever it costs.
+#[derive(Debug)]
+struct AtRandom;
+
+impl Policy for AtRandom {
+    fn choose(&mut self, miss: &Miss<'_>) -> Choice {
+        if miss.one_in(2) { Choice::SHIP } else { Choice::FETCH }
+    }
 }
 
 impl PolicyChoice {
@@ -85,6 +98,7 @@ impl PolicyChoice {
             Self::Cold => "cold",
             Self::CostAware => "cost-aware",
             Self::BackOff => "back-off",
+            Self::AtRandom => "at-random",
         }
     }
 
@@ -96,6 +110,7 @@ impl PolicyChoice {
             Self::Cold => || Policies::new(Cold),
             Self::CostAware => || Policies::for_each_kind(CostAware::default()),
             Self::BackOff => || Policies::new(BackOff::default()),
+            Self::AtRandom => || Policies::new(AtRandom),
         }
     }
 }
@@ -257,6 +272,8 @@ pub(crate) struct Plan {
     pub(crate) durability: Durability,
     /// The cache of each process. `None` without one, and until the number of entries is known that decides the default.
     pub(crate) cache_bytes: Option<u64>,
+    /// Pages that it has room for, if that is less than its bytes have.
+    pub(crate) cache_pages_max: Option<u32>,
     /// The structure's name in the catalog; [`Plan::parts`] are what the catalog has.
     pub(crate) name: String,
     /// The names of its parts, known once it is open: one, unless it is divided among memory servers.
@@ -496,6 +513,7 @@ pub(crate) mod tests {
             admission: AdmissionChoice::Frequency,
             durability: Durability::WriteBack,
             cache_bytes: None,
+            cache_pages_max: None,
             name: "bench".into(),
             parts: vec!["bench".into()],
             servers: 2,

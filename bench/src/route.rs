@@ -334,6 +334,7 @@ pub(crate) fn counts(counters: &Counters) -> CacheCounts {
         // Who waits for a read that another operation has begun costs no read of its own.
         lookups: total.hits + total.misses + total.shared_fetches,
         misses: Levels(counters.levels.map(|level| level.misses)),
+        evictions: total.evictions,
         write_backs: total.write_backs,
         ..CacheCounts::default()
     }

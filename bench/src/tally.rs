@@ -33,7 +33,8 @@ counts! {
         lookups: u64,
         /// Those that read their page from remote memory.
         misses: Levels,
-        /// Pages written because they left the cache.
+        /// Pages that made room for others, and pages written because they left the cache.
+        evictions: u64,
         write_backs: u64,
         /// Pages written after the phase, untimed and part of no other count.
         flushed: u64,

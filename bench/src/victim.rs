@@ -5,11 +5,13 @@
 //! e TASK VALUE|- NANOSECONDS NANOSECONDS                      it has ended, saw this, took so long, and so much of that without a core
 //! l TASK NANOSECONDS NANOSECONDS WHY                          the owner that it was sent to was lost with it, after so long
 //! x TASK NANOSECONDS NANOSECONDS WHY                          it has failed, after so long
+//! c EVICTIONS SHIPPED                                         so many pages have left its cache, and operations were shipped, since it said so last
 //! f                                                           all is flushed
 //! idle                                                        it has stopped
 //! end
 //! ```
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::fs::FileExt as _;
@@ -115,6 +117,7 @@ pub(crate) enum Said {
     Ends { task: u32, seen: Option<u64>, took: Took },
     Lost { task: u32, took: Took },
     Failed { task: u32, took: Took, why: String },
+    Counted { evictions: u64, shipped: u64 },
     Flushed,
 }
 
@@ -125,6 +128,9 @@ impl Said {
         let kind = word()?;
         if kind == "f" {
             return Ok(Self::Flushed);
+        }
+        if kind == "c" {
+            return Ok(Self::Counted { evictions: word()?.parse()?, shipped: word()?.parse()? });
         }
         let (task, rest) = (word()?.parse()?, word()?);
         let parts: Vec<&str> = rest.split(' ').collect();
@@ -191,12 +197,23 @@ pub(crate) fn work<S: Subject>(errand: &Errand, stop: &AtomicBool, may_leave: &R
     let worker = compute.worker()?;
     let access = route.open(&worker)?;
     let coreless = Coreless::new();
+    let told = Cell::new((0, 0));
+    let tell_counts = || {
+        let (own, of_parts) = (access.cache_counts(), share.as_ref().map(Share::cache_counts).unwrap_or_default());
+        let (evictions, shipped) = (own.evictions + of_parts.evictions, own.shipped);
+        let (evictions_told, shipped_told) = told.replace((evictions, shipped));
+        match (evictions - evictions_told, shipped - shipped_told) {
+            (0, 0) => Ok(()),
+            (evictions, shipped) => say(&format!("c {evictions} {shipped}")),
+        }
+    };
     let keys: Vec<u64> = universe(plan.setting.seed, errand.process, errand.keys).collect();
     let mut tasks: Vec<Worker<'_, S>> = (0..plan.in_flight_max())
         .map(|task| Worker {
             task,
             access: &access,
             coreless: &coreless,
+            tell_counts: &tell_counts,
             keys: keys.iter().copied().skip(task as usize).step_by(plan.in_flight_max() as usize).collect(),
             rng: StdRng::seed_from_u64(errand.seed ^ u64::from(errand.process) << 16 ^ u64::from(task)),
             done: 0,
@@ -225,6 +242,8 @@ struct Worker<'a, S: Subject> {
     task: u32,
     access: &'a Opened<S>,
     coreless: &'a Coreless,
+    /// Of the whole process.
+    tell_counts: &'a dyn Fn() -> anyhow::Result<()>,
     keys: Vec<u64>,
     rng: StdRng,
     done: u64,
@@ -264,6 +283,10 @@ impl<S: Subject> Worker<'_, S> {
                     say(&format!("{kind} {task} {ns} {coreless_ns} {}", error.to_string().replace('\n', " ")))?;
                 }
             }
+            // To look takes a while.
+            if task == 0 {
+                (self.tell_counts)()?;
+            }
         }
         Ok(())
     }
@@ -283,7 +306,10 @@ mod tests {
         assert_eq!(parse("e 3 8 55 9"), Some(Said::Ends { task: 3, seen: Some(8), took }));
         assert_eq!(parse("l 3 55 9 gone"), Some(Said::Lost { task: 3, took }));
         assert_eq!(parse("x 3 55 9 page 1 is bad"), Some(Said::Failed { task: 3, took, why: "page 1 is bad".into() }));
+        assert_eq!(parse("c 4 5"), Some(Said::Counted { evictions: 4, shipped: 5 }));
         assert_eq!(parse("f"), Some(Said::Flushed));
-        assert!(["", "b 3", "b 3 7 put", "e 3 - 1", "e x - 1 1", "q 1 2"].iter().all(|line| parse(line).is_none()));
+        assert!(
+            ["", "c 4", "b 3", "b 3 7 put", "e 3 - 1", "e x - 1 1", "q 1 2"].iter().all(|line| parse(line).is_none())
+        );
     }
 }

@@ -7,13 +7,15 @@ use clap::{Args, Parser as _, value_parser};
 use farlink_offload::Durability;
 
 use super::{BenchArgs, Cli, Command};
-use crate::plan::Plan;
+use crate::plan::{Plan, PolicyChoice};
 use crate::program::Kind;
 use crate::subject::AccessMode;
 use crate::units::parse_duration;
 
 /// A chaos itself stops processes for a while, and those that it starts have nothing to say at first.
 const SILENCE_MIN: Duration = Duration::from_secs(1);
+/// Pages of an owner's cache, but one at least for each operation of all processes: less than it owns, so that they leave.
+const CACHE_BYTES: u32 = 16 << 10;
 
 #[derive(Debug, Args)]
 pub(crate) struct ChaosArgs {
@@ -77,6 +79,12 @@ impl ChaosArgs {
         ];
         args.extend(self.durability.map(|durability| format!("--durability={durability}")));
         let Command::Bench(args) = Cli::try_parse_from(args)?.command else { bail!("no arguments of a bench") };
-        Ok((args.plan(known)?, *args))
+        let mut plan = args.plan(known)?;
+        if plan.access.asks_a_policy() {
+            // Where memory is as near as here, one that looks at costs ships nothing.
+            plan.policy = PolicyChoice::AtRandom;
+        }
+        plan.cache_pages_max = owns.then_some((CACHE_BYTES / plan.page_bytes.max(1)).max(self.in_flight * processes));
+        Ok((plan, *args))
     }
 }

@@ -98,6 +98,7 @@ impl BenchArgs {
             admission: self.admission.unwrap_or(AdmissionChoice::Frequency),
             durability: self.durability.unwrap_or_default(),
             cache_bytes: self.cache_bytes(0),
+            cache_pages_max: None,
             name: self.name.clone(),
             parts: Vec::new(),
             servers: self.servers,

@@ -85,6 +85,9 @@ struct Outcome {
     first_failure: Option<String>,
     /// Operations that were lost with the owner that they were sent to: nobody knows whether it has done them.
     lost: u64,
+    /// Pages that have left caches, and operations that were shipped, as far as processes have told before they were killed.
+    evictions: u64,
+    shipped: u64,
     wrong: Vec<String>,
     wrong_count: u64,
     /// What the structure says of itself at the end of the load, and once all keys are removed.
@@ -127,8 +130,7 @@ pub(crate) fn chaos(programs: Programs<'_>, args: &ChaosArgs) -> anyhow::Result<
     let mut reporter = Reporter::new(io::stdout(), args.json);
     let wild = run(known, &plan, &bench, args, Goal::Kills(args.kills))?;
     let calm = run(known, &plan, &bench, args, Goal::Answers(wild.answers))?;
-    let in_flight = u64::from(plan.processes) * u64::from(args.in_flight);
-    tell(&mut reporter, known, (&wild, &calm), in_flight)?;
+    tell(&mut reporter, known, (&wild, &calm), &plan)?;
     reporter.all_held()
 }
 
@@ -373,6 +375,10 @@ impl<'a> Run<'a> {
                 self.outcome.first_failure.get_or_insert(why);
                 self.model.fail(process, task);
             }
+            Said::Counted { evictions, shipped } => {
+                self.outcome.evictions += evictions;
+                self.outcome.shipped += shipped;
+            }
             Said::Flushed => self.model.flushed(process),
         }
         Ok(())
@@ -451,9 +457,11 @@ fn tell(
     reporter: &mut Reporter<impl Write>,
     known: &dyn Known,
     (wild, calm): (&Outcome, &Outcome),
-    in_flight: u64,
+    plan: &Plan,
 ) -> anyhow::Result<()> {
-    let line = format!(
+    let evictions = plan.access.owns().then_some(wild.evictions);
+    let shipped = plan.access.asks_a_policy().then_some(wild.shipped);
+    let mut line = format!(
         "{} operations answered, {} kills, {} stops; the longest took {}, {} of these without a core; without kills {}, and {}; \
          the longest that was cut off had taken {}; the slowest to die took {}",
         wild.answers,
@@ -466,6 +474,9 @@ fn tell(
         show_nanoseconds(wild.longest_cut_off.as_nanos() as u64),
         show_nanoseconds(wild.longest_death.as_nanos() as u64)
     );
+    for (count, what) in [(evictions, "pages left caches"), (shipped, "operations were shipped")] {
+        line += &count.map_or_else(String::new, |count| format!("; {count} {what}"));
+    }
     let fields: Vec<(&'static str, Value)> = vec![
         ("answers", wild.answers.into()),
         ("kills", wild.kills.into()),
@@ -478,6 +489,8 @@ fn tell(
         ("longest_wait_ns_without_kills", calm.longest_wait_ns.into()),
         ("longest_cut_off_ns", (wild.longest_cut_off.as_nanos() as u64).into()),
         ("longest_death_ns", (wild.longest_death.as_nanos() as u64).into()),
+        ("evictions", evictions.into()),
+        ("shipped", shipped.into()),
     ];
     reporter.record("chaos", fields, &line)?;
     for (name, outcome) in [("without-kills", calm), ("acknowledged", wild)] {
@@ -486,6 +499,7 @@ fn tell(
     }
     let failure = wild.first_failure.as_ref().or(calm.first_failure.as_ref()).cloned();
     let problem = failure.or_else(|| {
+        let in_flight = u64::from(plan.processes) * u64::from(plan.in_flight_max());
         let (lost, most) = (wild.lost, wild.kills * in_flight);
         (lost > most || calm.lost > 0)
             .then(|| format!("{lost} were lost with owners, {most} could be, and {} without kills", calm.lost))
