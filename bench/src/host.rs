@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use farlink_runtime::access::Region as _;
 use farlink_runtime::catalog;
-use farlink_runtime::compute::{ComputeOptions, ComputeServer};
+use farlink_runtime::compute::ComputeServer;
 use signal_hook::iterator::Signals;
 
 use crate::driver::{self, Client};
@@ -134,8 +134,7 @@ impl Workers {
         let data = Arc::new(S::data(&plan.setting)?);
         let fabric = plan.fabric(place)?;
         let seed = plan.setting.seed.wrapping_add(u64::from(process));
-        let options = ComputeOptions { seed, window: plan.window as usize, ..ComputeOptions::default() };
-        let compute = Arc::new(ComputeServer::join(fabric, options)?);
+        let compute = Arc::new(ComputeServer::join(fabric, plan.compute_options(seed))?);
         let mut route = route::<S>(&plan, &data, &compute)?;
         let mut owner: Option<Box<dyn Owner>> = None;
         let loads_one_sided = process == 0 && plan.load != Load::Found && !plan.access.owns();
@@ -439,6 +438,7 @@ fn is_bulk_load(plan: &Plan, phase: &Phase) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use farlink_runtime::compute::ComputeOptions;
     use farlink_runtime::fabric::mem::MemOptions;
     use farlink_runtime::server;
 

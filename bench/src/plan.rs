@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::ensure;
 use farlink_offload::policy::{Always, BackOff, Choice, Cold, CostAware, Miss, Never, Policy};
 use farlink_offload::{Admission, CacheOptions, Durability, Policies};
+use farlink_runtime::compute::ComputeOptions;
 use farlink_runtime::fabric::Fabric;
 use farlink_runtime::fabric::mem::MemOptions;
 use farlink_runtime::one_sided::Proof;
@@ -288,6 +289,8 @@ pub(crate) struct Plan {
     pub(crate) in_flight: Vec<u32>,
     /// Pages that an operation has on their way at a time, at most.
     pub(crate) window: u32,
+    /// How long an operation waits for a compute server that lives and does not go on; without it, until that one does.
+    pub(crate) lock_wait: Option<Duration>,
     pub(crate) setting: Setting,
     /// How many entries are loaded, known once the data are.
     pub(crate) loaded: u64,
@@ -335,6 +338,11 @@ impl Plan {
             nasty: self.nasty,
             ..MemOptions::default()
         })
+    }
+
+    /// How a compute server of the run joins the cluster.
+    pub(crate) fn compute_options(&self, seed: u64) -> ComputeOptions {
+        ComputeOptions { seed, window: self.window as usize, lock_wait: self.lock_wait, ..ComputeOptions::default() }
     }
 
     /// The phases of the run, in order.
@@ -523,6 +531,7 @@ pub(crate) mod tests {
             workers: 3,
             in_flight: vec![1, 16],
             window: 16,
+            lock_wait: None,
             setting: Setting::of_entries(1000),
             loaded: 1000,
             load: Load::Bulk { fill: 0.9 },

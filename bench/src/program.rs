@@ -12,7 +12,7 @@ use anyhow::{Context as _, anyhow, bail, ensure};
 use farlink_offload::{ShardKey, Sharded, ship::Registry};
 use farlink_runtime::access::{Plugin, Structure};
 use farlink_runtime::catalog::{self, CreateOptions};
-use farlink_runtime::compute::{ComputeOptions, ComputeServer};
+use farlink_runtime::compute::ComputeServer;
 use farlink_runtime::error::Error;
 use farlink_runtime::layout::CATALOG_PAGES;
 use farlink_runtime::leaks;
@@ -531,9 +531,7 @@ impl<S: Subject> Trace for TraceOf<S> {
         place: &Place,
         hand_out: &mut dyn FnMut(Answer) -> anyhow::Result<()>,
     ) -> anyhow::Result<(f64, Tally)> {
-        let (seed, window) = (plan.setting.seed, plan.window as usize);
-        let options = ComputeOptions { seed, window, ..ComputeOptions::default() };
-        let compute = ComputeServer::join(plan.fabric(place)?, options)?;
+        let compute = ComputeServer::join(plan.fabric(place)?, plan.compute_options(plan.setting.seed))?;
         let (compute, data) = (Arc::new(compute), S::data(&plan.setting)?);
         let mut route = host::route::<S>(plan, &data, &compute)?;
         let mut owner = None;

@@ -98,6 +98,10 @@ pub(crate) struct BenchArgs {
     /// Pages that one operation has on their way at a time, at most, where it needs several; 1: one after the other.
     #[arg(long, value_name = "PAGES", default_value_t = 16, value_parser = value_parser!(u32).range(1..=4096))]
     pub(crate) window: u32,
+    /// How long an operation waits for a page that a process has locked which does not go on, or for a sign of life of the owner that it
+    /// was sent to. Then the bench ends, and names that one. Without it, until it goes on.
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) lock_wait: Option<Duration>,
     /// How many keys to load (a million; with --trace and neither this nor a file, none).
     #[arg(long, value_name = "COUNT", conflicts_with = "keys_file", value_parser = parse_count)]
     pub(crate) keys: Option<u64>,

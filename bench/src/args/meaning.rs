@@ -107,6 +107,7 @@ impl BenchArgs {
             workers: self.workers,
             in_flight: self.in_flight.clone(),
             window: self.window,
+            lock_wait: self.lock_wait,
             setting: Setting {
                 insert_order: self.insert_order.unwrap_or(InsertOrder::Random),
                 distribution: match self.distribution {

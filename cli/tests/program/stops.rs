@@ -6,10 +6,12 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::{PROGRAM, Said, Server, children_of, farlink};
+use crate::{Cluster, PROGRAM, Said, Server, children_of, farlink};
 
 /// How often it is looked whether something has come about.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// How long processes of a bench wait for one that is stopped.
+const LOCK_WAIT: Duration = Duration::from_secs(1);
 /// What is waited for comes sooner.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -134,6 +136,52 @@ fn a_stopped_bench_leaves_all_parts_of_its_structure_or_none() {
         let made = said.json().iter().filter(|row| row["kind"] == "structure").count();
         assert!(made == 0 || made == PARTS, "{made}");
     }
+}
+
+/// The others would wait for it, and the bench for them.
+#[test]
+fn a_bench_of_which_a_process_is_stopped_names_it_and_ends() {
+    std::thread::scope(|scope| {
+        for (access, says) in [("one-sided", "has been locked by compute server"), ("cached", "gives no sign of life")]
+        {
+            scope.spawn(move || {
+                let cluster = Cluster::start();
+                // Of many updates that are slow some hold locks at any time.
+                let options =
+                    "--keys 2000 --processes 2 --workers 1 --in-flight 16 --latency 1ms --update 100 --seconds 60";
+                let mut bench = Command::new(PROGRAM)
+                    .args(["bench", "--connect", &cluster.at(), "--access", access])
+                    .arg(format!("--lock-wait={}ms", LOCK_WAIT.as_millis()))
+                    .args(options.split(' '))
+                    .stdin(Stdio::null())
+                    .stdout(Stdio::null())
+                    .stderr(Stdio::piped())
+                    .spawn()
+                    .unwrap();
+                let mut lines = BufReader::new(bench.stderr.take().unwrap()).lines().map_while(Result::ok);
+                let runs = |line: &String| line.contains("step 2 of 3: ") && !line.contains("preparing");
+                assert!(lines.any(|line| runs(&line)), "the bench ended early");
+                let mut bench = Server(bench);
+                let last = *children_of(bench.0.id()).last().unwrap();
+                // SAFETY: kill touches no memory. The bench waits for its processes only in the end, and it has not ended just now.
+                let signal = |signal| unsafe { libc::kill(last as libc::pid_t, signal) };
+                // It may be stopped when nobody needs anything of it, because it has not begun, say.
+                while bench.0.try_wait().unwrap().is_none() {
+                    signal(libc::SIGSTOP);
+                    let until = Instant::now() + 3 * LOCK_WAIT;
+                    while Instant::now() < until && bench.0.try_wait().unwrap().is_none() {
+                        std::thread::sleep(LOOK_EVERY);
+                    }
+                    signal(libc::SIGCONT);
+                    // Else it is stopped where it was.
+                    std::thread::sleep(20 * LOOK_EVERY);
+                }
+                let errors: Vec<String> = lines.collect();
+                assert_eq!(status_of(bench), Some(1), "{errors:?}");
+                assert!(errors.iter().any(|error| error.contains(says)), "{access}: {errors:?}");
+            });
+        }
+    });
 }
 
 #[test]
