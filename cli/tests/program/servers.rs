@@ -113,7 +113,16 @@ fn a_bench_whose_memory_server_goes_says_why_and_ends() {
 
 #[test]
 fn a_bench_whose_memory_server_ends_says_so_and_ends() {
-    let ends = [("one-sided", "0", libc::SIGKILL), ("coarse", "1", libc::SIGTERM), ("engine", "1", libc::SIGKILL)];
+    let ends = [
+        ("one-sided", "0", libc::SIGKILL),
+        ("coarse", "1", libc::SIGTERM),
+        ("coarse --workers 1", "1", libc::SIGKILL),
+        ("hybrid --workers 1", "1", libc::SIGKILL),
+        ("adaptive --workers 1 --policy always --placement round-robin", "1", libc::SIGKILL),
+        ("engine", "1", libc::SIGKILL),
+        // Where one waits for another one, that is not what it names.
+        ("cached --workers 1 --processes 2", "0", libc::SIGKILL),
+    ];
     for (access, threads, signal) in ends {
         let (_folder, dir, [_zero, one]) = cluster(&["--threads", threads]);
         let bench = Bench::start(&dir, "2000", access);

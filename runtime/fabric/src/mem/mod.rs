@@ -307,3 +307,28 @@ impl Fabric for MemFabric {
         lost.map_or(Ok(()), |index| Err(self.regions[index].lost(files::server_id(index)?)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Users are promised to hear within two seconds, and that one which is started again within a second goes on.
+    #[test]
+    fn a_memory_server_is_lost_between_one_second_and_two_after_its_end() {
+        let scratch = tempfile::tempdir().unwrap();
+        let dir = scratch.path().to_path_buf();
+        let options = ServeRegion { dir: dir.clone(), server: 0, servers: 1, bytes: 1 << 16, any_size: false };
+        let served = ServedRegion::start(&options).unwrap();
+        let fabric = MemFabric::open(&dir, MemOptions::default()).unwrap();
+        let begun = Instant::now();
+        let is_lost_after = |ms| {
+            lock(&fabric.files).look(&fabric.regions, begun + Duration::from_millis(ms));
+            fabric.regions[0].is_lost()
+        };
+        assert!(!is_lost_after(0));
+        drop(served);
+        // As often as anybody asks at most.
+        let lost_ms = (1..).map(|look| 10 * look).find(|&ms| is_lost_after(ms)).unwrap();
+        assert!((1000..1500).contains(&lost_ms), "after {lost_ms} ms");
+    }
+}
