@@ -113,6 +113,8 @@ fn rows_come_as_they_are_measured() {
     assert!(!lines.any(|line| line.starts_with("ycsb-a") || line.starts_with("check")));
 }
 
+const COST_AWARE: &str = "--access cached --policy cost-aware --server-threads 2 --cache 1% --latency 10us";
+
 #[test]
 fn every_access_mode_and_structure() {
     for (options, fits) in [
@@ -120,6 +122,8 @@ fn every_access_mode_and_structure() {
         ("--access hybrid --server-threads 2", (1.0, 1.0)),
         ("--access engine --policy always --cache 64KiB --placement one-server", (0.0, 0.5)),
         ("--access engine --policy never --cache 64KiB --server-threads 0 --admission always", (0.3, 0.0)),
+        // What it tries to know it is shipped at least.
+        (COST_AWARE, (0.0, 0.001)),
         ("--access adaptive --policy always", (0.0, 1.0)),
         ("--access adaptive --policy never", (3.0, 0.0)),
         ("--structure skiplist --access adaptive --policy back-off", (0.0, 0.5)),
@@ -140,8 +144,9 @@ fn every_access_mode_and_structure() {
 
 #[test]
 fn an_r_tree_in_every_access_mode() {
-    for access in ["one-sided", "cached", "cached-inner", "coarse", "hybrid", "engine", "adaptive"] {
-        let options = format!("--structure rtree --access {access} --keys 8000 --ops 1000");
+    let modes = ["one-sided", "cached", "cached-inner", "coarse", "hybrid", "engine", "adaptive"];
+    for access in modes.map(|mode| format!("--access {mode}")).into_iter().chain([COST_AWARE.to_owned()]) {
+        let options = format!("--structure rtree {access} --keys 8000 --ops 1000");
         let said = bench(&format!("--json {options} --mix search-large,mixed-large,point,nearest,move")).must_hold();
         let rows = said.json();
         assert!(rows.iter().filter(|row| row["kind"] == "check").count() == 7, "{options}: {}", said.out);
@@ -154,7 +159,10 @@ fn an_r_tree_in_every_access_mode() {
         );
         // To another place, and back.
         let changes = number(moves, "writes_per_op") + number(moves, "two_sided_per_op");
-        assert!(access == "cached" || access == "engine" || changes >= 2.0, "{moves}");
+        let is_owned = moves["access"] == "cached" || moves["access"] == "engine";
+        assert!(is_owned || changes >= 2.0, "{moves}");
+        let messages = number(named(&rows, "search-large")[0], "two_sided_per_op");
+        assert!(access != COST_AWARE || messages > 0.0, "{options}: {}", said.out);
     }
     bench("--structure rtree --keys 5000 --ops 100 --load insert --rounds 1").must_hold();
     bench("--structure trie").must_fail_with(&["knows no structure `trie`", "btree, skiplist, rtree"]);
