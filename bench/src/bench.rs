@@ -45,7 +45,10 @@ impl Run<'_> {
         let mut samples = Samples::new(self);
         let mut totals = Totals::new(plan.workloads.iter().any(|workload| known.removes(workload)));
         reporter.note(&plan.summary())?;
-        if plan.load == Load::Found {
+        if plan.joins_owners {
+            let why = "others own it, so this run sends them its operations, and looks at it in no check";
+            reporter.note(&format!("`{}` was loaded by an earlier run: {why}", plan.name))?;
+        } else if plan.load == Load::Found {
             let report = self.sound(&mut beside, reporter)?;
             totals.enter(&Outcomes { inserted: report.entries, ..Outcomes::default() });
             reporter.note(&format!("`{}` was loaded by an earlier run; this one loads nothing", plan.name))?;
@@ -63,6 +66,12 @@ impl Run<'_> {
         let mut processes = processes;
         protocol::tell(&mut processes.0, start)?;
         beside.ours = protocol::await_joined(&mut processes.0, READY_LIMIT)?;
+        if plan.joins_owners {
+            let numbers: Vec<u32> = beside.ours.iter().copied().collect();
+            let who = others::name(&beside.ours);
+            let line = format!("this run is {who}: `farlink repartition --to` moves regions to it");
+            progress.suspend(|| reporter.record("joined", vec![("owners", numbers.into())], &line))?;
+        }
         if plan.is_connected() && plan.load != Load::Found {
             let is_empty = self.report(&mut beside)?.0.entries == 0;
             ensure!(is_empty, "`{}` was loaded by somebody else just now; run this again", plan.name);
@@ -118,7 +127,7 @@ impl Run<'_> {
                 Phase::InsertAll { round } => Some(format!("round {round}")),
                 Phase::Workload { .. } | Phase::RemoveAll { .. } => None,
             };
-            if let Some(after) = after {
+            if let Some(after) = after.filter(|_| !plan.joins_owners) {
                 let report = progress.suspend(|| self.sound(&mut beside, reporter))?;
                 samples.take(report.entries)?;
                 let footprint = self.cluster.footprint(&report)?;
@@ -131,12 +140,16 @@ impl Run<'_> {
         drop(waiting);
         ensure!(signals::stopped().is_none(), "the last check was not made");
         beside.ours.clear();
-        let (own_check, entries) = self.final_check(&mut beside)?;
-        if own_check.ok && !plan.workloads.is_empty() {
-            samples.take(entries)?;
+        let mut entries = None;
+        if !plan.joins_owners {
+            let (own_check, found) = self.final_check(&mut beside)?;
+            if own_check.ok && !plan.workloads.is_empty() {
+                samples.take(found)?;
+            }
+            progress.suspend(|| reporter.check(&own_check))?;
+            entries = Some(found);
         }
         drop(progress);
-        reporter.check(&own_check)?;
         let mut checks = totals.checks(entries).into_iter().chain(samples.row);
         checks.try_for_each(|check| reporter.check(&self.explained(check, &beside)))?;
         Ok(())

@@ -142,7 +142,7 @@ impl Workers {
         if plan.has_owners() {
             route = route.among_owners()?;
             let share = Share::start(&plan, process, &route, &data, &compute)?;
-            if process == 0 {
+            if process == 0 && !plan.joins_owners {
                 share.take_all()?;
             }
             owner = Some(Box::new(share));

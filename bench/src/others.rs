@@ -3,9 +3,12 @@
 use std::collections::BTreeSet;
 
 use anyhow::bail;
+use farlink_offload::route;
+use farlink_runtime::error::Error;
 use farlink_runtime::lock::OwnerId;
 use farlink_runtime::one_sided::ownership::{self, Writer};
 use farlink_runtime::structure::Structure;
+use farlink_runtime::wire::Wire;
 use farlink_runtime::worker::Worker;
 
 /// Compute servers, by their incarnations.
@@ -20,6 +23,22 @@ pub(crate) fn living(worker: &Worker, structures: &[Structure]) -> anyhow::Resul
         others.extend(all.filter(|&owner| !worker.is_dead(owner)).map(OwnerId::incarnation));
     }
     Ok(others)
+}
+
+/// Whether others own some of these structures, and all of those take requests: then operations can be sent to them.
+pub(crate) fn own_and_serve<R: Wire>(worker: &Worker, structures: &[Structure]) -> anyhow::Result<bool> {
+    let mut is_owned = false;
+    for structure in structures {
+        let map = worker.block_on(ownership::read(worker, structure))?;
+        for (owner, _) in map.owners().filter(|&(owner, _)| owner != worker.owner() && !worker.is_dead(owner)) {
+            match worker.block_on(route::loads::<R>(worker, structure, owner, 0)) {
+                Err(Error::OwnerMissing { .. }) => return Ok(false),
+                answered => drop(answered?),
+            }
+            is_owned = true;
+        }
+    }
+    Ok(is_owned)
 }
 
 /// `compute server 7`, or `compute servers 7, 9`.

@@ -3,7 +3,8 @@
 //! The first process owns all at first, and loads it. Before the first workload each of the others takes its share from it, which goes to
 //! and fro as regions always do; so no page of level 0 is cut. A share is a region, or one of several structures, where a structure is
 //! owned as a whole. Operations of all workers go to the owners of what they are about. A
-//! phase is over once all processes have done with it: then each flushes, and counts what it has done for others.
+//! phase is over once all processes have done with it: then each flushes, and counts what it has done for others. Where owners of another
+//! run are there already, all processes own nothing, until regions are moved to them.
 
 use std::sync::Arc;
 
@@ -67,7 +68,7 @@ impl<S: Subject> Share<S> {
         let messages = ServeMessages { wait: Wait::Auto, ..ServeMessages::default() };
         let served = holdings.iter().map(farlink_offload::Served::new).collect();
         let server = OwnerServer::start(compute.listen(&ListenOptions::default())?, compute, served, &messages)?;
-        let wanted = shares.into_iter().nth(process as usize);
+        let wanted = shares.into_iter().nth(process as usize).filter(|_| !plan.joins_owners);
         Ok(Self { server, holdings, wanted, before: Default::default(), worker })
     }
 

@@ -283,6 +283,8 @@ pub(crate) struct Plan {
     /// Of each memory server; `None` if others have started them.
     pub(crate) server_threads: Option<u32>,
     pub(crate) processes: u32,
+    /// Whether others own the structure and take requests: the processes own nothing of it then until they are given regions. Known once it is open.
+    pub(crate) joins_owners: bool,
     /// Workers of one process.
     pub(crate) workers: u32,
     /// Each workload runs once with each of these.
@@ -314,7 +316,7 @@ pub(crate) struct Plan {
 impl Plan {
     /// Whether several processes own the structure, each a part of it.
     pub(crate) fn has_owners(&self) -> bool {
-        self.access.owns() && self.processes > 1
+        self.access.owns() && (self.processes > 1 || self.joins_owners)
     }
 
     /// Whether the cluster is others', too.
@@ -528,6 +530,7 @@ pub(crate) mod tests {
             has_distribution: true,
             server_threads: None,
             processes: 2,
+            joins_owners: false,
             workers: 3,
             in_flight: vec![1, 16],
             window: 16,

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
-use farlink_offload::{ShardKey, Sharded, ship::Registry};
+use farlink_offload::{Router, Routes, ShardKey, Sharded, ship::Registry};
 use farlink_runtime::access::{Plugin, Structure};
 use farlink_runtime::catalog::{self, CreateOptions};
 use farlink_runtime::compute::ComputeServer;
@@ -497,6 +497,7 @@ impl<S: Subject> DataOf<S> {
             let cut = parts::cut::<S>(&self.0, plan, &found)?;
             (plan.page_bytes, plan.placement) = (first.class.bytes() as u32, first.policy.into());
             let others = others::living(worker, &found)?;
+            plan.joins_owners = plan.access.owns() && others::own_and_serve::<S::Region>(worker, &found)?;
             let mut is_found = !others.is_empty();
             // Beside others it may seem broken, or empty.
             for structure in found.iter().filter(|_| others.is_empty()) {
@@ -508,8 +509,17 @@ impl<S: Subject> DataOf<S> {
             }
             if loads && is_found {
                 plan.load = Load::Found;
-                let all = Self::all(worker, found, cut)?;
-                let loaded = worker.block_on(S::require_loaded(&all, &self.0));
+                let loaded = match plan.joins_owners {
+                    // What is in remote memory is old, and pages of it may not fit together.
+                    true => {
+                        let routed = |part| -> Result<_, Error> {
+                            Ok(Router::to_owners(worker, &worker.block_on(Routes::read(worker, part))?))
+                        };
+                        let routers = found.into_iter().map(routed).collect::<Result<_, _>>()?;
+                        worker.block_on(S::require_loaded(&Sharded::new(routers, cut)?, &self.0))
+                    }
+                    false => worker.block_on(S::require_loaded(&Self::all(worker, found, cut)?, &self.0)),
+                };
                 if !others.is_empty() {
                     let who = others::name(&others);
                     return Ok(Ok(loaded.with_context(|| others::loads_or_changes(&plan.name, &who))?));
@@ -538,7 +548,9 @@ impl<S: Subject> Trace for TraceOf<S> {
         if plan.has_owners() {
             route = route.among_owners()?;
             let mut share = Share::start(plan, 0, &route, &data, &compute)?;
-            share.take_all()?;
+            if !plan.joins_owners {
+                share.take_all()?;
+            }
             // What it does from now on is counted.
             share.prepare(true)?;
             owner = Some(share);

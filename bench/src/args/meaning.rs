@@ -104,6 +104,7 @@ impl BenchArgs {
             servers: self.servers,
             server_threads,
             processes: self.processes,
+            joins_owners: false,
             workers: self.workers,
             in_flight: self.in_flight.clone(),
             window: self.window,

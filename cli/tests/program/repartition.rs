@@ -1,6 +1,7 @@
 //! `farlink repartition`, while a bench of several owners runs.
 
 use std::collections::BTreeSet;
+use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use farlink_runtime::compute::{ComputeOptions, ComputeServer};
 use farlink_runtime::fabric::mem::{MemFabric, MemOptions};
 use serde_json::Value;
 
-use crate::{Cluster, PROGRAM, Said, Server, children_of, farlink};
+use crate::{Cluster, PROGRAM, Said, Server, bench_with_input, children_of, farlink, named, number};
 
 impl Cluster {
     fn repartition(&self, args: &[&str]) -> Said {
@@ -82,6 +83,51 @@ fn regions_move_while_a_bench_runs() {
     cluster.repartition(&["--to", &last]).must_fail_with(&["--to goes with --region"]);
     Said::from(bench.wait_with_output().unwrap()).must_hold();
     assert!(cluster.repartition(&[]).must_hold().json().is_empty(), "somebody owns something still");
+}
+
+/// It owns nothing until regions are moved to it, and sends its operations to the owners. They get back what it had.
+#[test]
+fn a_second_bench_joins_the_owners_of_the_first() {
+    let cluster = Cluster::start();
+    let (bench, all) = cluster.bench_of_owners(2, &["--seconds", "60"]);
+    let mut bench = Server(bench);
+    let (at, second) = (cluster.at(), ["--access", "cached", "--cache", "256KiB", "--workers", "1"]);
+    let second = [&["--connect", &at][..], &second[..]].concat();
+    let mix = ["--keys", "20000", "--mix", "a", "--json"];
+    let said = farlink(&[&["bench"][..], &second, &mix, &["--ops", "500"]].concat()).must_hold();
+    let rows = said.json();
+    // Nothing that it does can be done without the others.
+    assert_eq!(number(named(&rows, "ycsb-a")[0], "two_sided_per_op"), 1.0, "{}", said.out);
+    assert!(rows.iter().any(|row| row["kind"] == "joined" && row["owners"].as_array().unwrap().len() == 1));
+    assert_eq!(rows.iter().filter(|row| row["kind"] == "check").count(), 4, "{}", said.out);
+    let trace = [&second[..4], &["--trace", "-"]].concat();
+    let said = bench_with_input(&trace, "put 5 7\nput 5 8\nget 5\ndel 5\nget 5\n").must_hold();
+    assert_eq!(said.out, "put 5 7 -> new\nput 5 8 -> replaced 7\nget 5 -> 8\ndel 5 -> removed 8\nget 5 -> none\n");
+    let mut more = Command::new(PROGRAM)
+        .arg("bench")
+        .args([&second[..], &mix, &["--seconds", "60"]].concat())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(more.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let joined = lines.find(|line| line.contains("\"joined\"")).expect("it ended early, for the reason above");
+    let joined: Value = serde_json::from_str(&joined).unwrap();
+    let joined = joined["owners"][0].as_u64().unwrap();
+    let rows = cluster.repartition(&["--balance", "--to", &joined.to_string()]).must_hold().json();
+    let three: BTreeSet<u64> = all.iter().copied().chain([joined]).collect();
+    assert_eq!(owners(&rows), three, "{rows:?}");
+    assert_eq!(Server(more).stop(libc::SIGTERM).code(), Some(128 + libc::SIGTERM));
+    loop {
+        let rows = cluster.repartition(&[]).must_hold().json();
+        if rows.iter().all(|row| row["kind"] == "region" && row["owner"] != joined) {
+            break;
+        }
+        assert!(bench.0.try_wait().unwrap().is_none(), "the bench ended early");
+    }
+    bench.signal(libc::SIGTERM);
+    assert_eq!(bench.0.wait().unwrap().code(), Some(128 + libc::SIGTERM));
+    farlink(&["check", "--connect", &at]).must_hold();
 }
 
 /// Half of all operations are on one key, and a third is an owner's share.
