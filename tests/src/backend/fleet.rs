@@ -92,6 +92,16 @@ impl Fleet {
         Ok(Self { servers, cluster })
     }
 
+    /// Has the memory servers of a fleet without threads carry out these operations, a thread each, as a member that has joined the cluster.
+    ///
+    /// # Errors
+    /// If threads cannot be had.
+    pub fn serve_as(&mut self, member: &Arc<ComputeServer>, registry: &Registry) -> Result<(), Error> {
+        let member = Arc::clone(member);
+        self.servers = serve_by(&self.cluster, 1, &options_here(), registry, move || Ok(Arc::clone(&member)))?;
+        Ok(())
+    }
+
     /// The same cluster with new threads.
     ///
     /// # Errors
@@ -149,21 +159,31 @@ fn serve(
     options: &ShipOptions,
     registry: &Registry,
 ) -> Result<Vec<ShipServer>, Error> {
+    let (fabric, member) = (cluster.fabric(), Arc::new(Mutex::new(Weak::new())));
+    let join = move || {
+        let mut member = member.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(member) = member.upgrade() {
+            return Ok(member);
+        }
+        let joined = Arc::new(cluster::join(&fabric, 0)?);
+        *member = Arc::downgrade(&joined);
+        Ok(joined)
+    };
+    serve_by(cluster, threads, options, registry, join)
+}
+
+fn serve_by(
+    cluster: &Arc<dyn Here>,
+    threads: usize,
+    options: &ShipOptions,
+    registry: &Registry,
+    join: impl Fn() -> Result<Arc<ComputeServer>, Error> + Clone + Send + Sync + 'static,
+) -> Result<Vec<ShipServer>, Error> {
     let listen = ListenOptions { endpoints: threads, ..ListenOptions::default() };
-    let member = Arc::new(Mutex::new(Weak::new()));
     let start = |server: usize| {
         let server = u16::try_from(server).ok().and_then(ServerId::new).expect("a fleet is small");
-        let (fabric, member) = (cluster.fabric(), Arc::clone(&member));
-        let join = move || {
-            let mut member = member.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(member) = member.upgrade() {
-                return Ok(member);
-            }
-            let joined = Arc::new(cluster::join(&fabric, 0)?);
-            *member = Arc::downgrade(&joined);
-            Ok(joined)
-        };
-        ShipServer::start(cluster.listen(server, &listen)?, cluster.memory(server)?, registry.clone(), options, join)
+        let (listener, memory) = (cluster.listen(server, &listen)?, cluster.memory(server)?);
+        ShipServer::start(listener, memory, registry.clone(), options, join.clone())
     };
     (0..cluster.fabric().servers()).map(start).collect()
 }

@@ -200,7 +200,7 @@ fn a_search_keeps_its_promise_while_parts_move() {
         for number in 0..2u64 {
             scope.spawn(move || {
                 let worker = compute.worker().unwrap();
-                worker.block_on(come_move_and_go(&guest_tree(&worker, parts), (seed, number), goes_on));
+                worker.block_on(come_move_and_go(&guest_tree(&worker, parts), (seed, number), |_| goes_on()));
             });
         }
         scope.spawn(move || {
