@@ -307,7 +307,7 @@ impl<S: Subject> Opened<S> {
             Self::Cached(access) => counts(&access.counters()),
             Self::CachedInner(access) => with_past(counts(&access.counters()), access.reads_past_cache()),
             Self::CachedMapping(access) => {
-                let ValueCounters { hits, misses } = access.counters();
+                let ValueCounters { hits, misses, .. } = access.counters();
                 // Not told apart by level: rows leave the levels out.
                 let mut levels = Levels::default();
                 levels.0[0] = misses;

@@ -63,6 +63,7 @@ struct Entry<V> {
 struct Pinned<'a> {
     guard: Guard,
     deferred: &'a Cell<usize>,
+    counters: &'a Cell<ValueCounters>,
 }
 
 impl Deref for Pinned<'_> {
@@ -86,6 +87,7 @@ pub struct ValueCache<V> {
     collector: Collector,
     hits: AtomicUsize,
     misses: AtomicUsize,
+    evictions: AtomicUsize,
 }
 
 impl<V> fmt::Debug for ValueCache<V> {
@@ -101,6 +103,8 @@ pub struct ValueCounters {
     pub hits: u64,
     /// None was.
     pub misses: u64,
+    /// Values that went for others.
+    pub evictions: u64,
 }
 
 /// The way of one thread to a [`ValueCache`].
@@ -135,6 +139,7 @@ impl<V: Clone + Send + Sync + 'static> ValueCache<V> {
             collector: Collector::new(),
             hits: AtomicUsize::new(0),
             misses: AtomicUsize::new(0),
+            evictions: AtomicUsize::new(0),
         })
     }
 
@@ -222,7 +227,9 @@ impl<V: Clone + Send + Sync + 'static> ValueCache<V> {
 
     fn drop_entry(&self, place: &Atomic<Entry<V>>, victim: &Entry<V>, guard: &Pinned<'_>) {
         self.frequency.remember(victim.key, self.frequency.of(&victim.uses));
-        self.take_out(place, Shared::from(std::ptr::from_ref(victim)), Shared::null(), guard);
+        if self.take_out(place, Shared::from(std::ptr::from_ref(victim)), Shared::null(), guard) {
+            guard.counters.update(|it| ValueCounters { evictions: it.evictions + 1, ..it });
+        }
     }
 
     fn put(&self, entry: Entry<V>, random: &mut impl FnMut() -> u64, guard: &Pinned<'_>) -> bool {
@@ -326,7 +333,8 @@ impl<V> ValueCache<V> {
 
     /// The counts of handles that have been dropped.
     pub fn counters(&self) -> ValueCounters {
-        ValueCounters { hits: self.hits.load(Plain::Relaxed) as u64, misses: self.misses.load(Plain::Relaxed) as u64 }
+        let of = |count: &AtomicUsize| count.load(Plain::Relaxed) as u64;
+        ValueCounters { hits: of(&self.hits), misses: of(&self.misses), evictions: of(&self.evictions) }
     }
 }
 
@@ -364,7 +372,7 @@ impl<V: Clone + Send + Sync + 'static> ValueHandle<V> {
     pub fn put(&self, key: u64, (version, age): (u64, u64), value: V, bytes: usize) -> bool {
         let bytes = bytes.saturating_add(size_of::<Entry<V>>());
         let entry = Entry { key: id(key), version, age, bytes, uses: AtomicU32::new(0), value };
-        let guard = Pinned { guard: self.local.pin(), deferred: &self.deferred };
+        let guard = Pinned { guard: self.local.pin(), deferred: &self.deferred, counters: &self.counters };
         self.cache.put(entry, &mut || self.random(), &guard)
     }
 
@@ -388,9 +396,10 @@ impl<V> ValueHandle<V> {
 
 impl<V> Drop for ValueHandle<V> {
     fn drop(&mut self) {
-        let ValueCounters { hits, misses } = self.counters.get();
+        let ValueCounters { hits, misses, evictions } = self.counters.get();
         self.cache.hits.fetch_add(hits as usize, Plain::Relaxed);
         self.cache.misses.fetch_add(misses as usize, Plain::Relaxed);
+        self.cache.evictions.fetch_add(evictions as usize, Plain::Relaxed);
     }
 }
 
@@ -409,22 +418,24 @@ mod tests {
     #[test]
     fn it_stays_within_its_bytes_and_keeps_what_is_used() {
         let cache = ValueCache::new(64 << 10);
-        let handle = cache.handle(1);
+        let (handle, mut put) = (cache.handle(1), 0);
         for round in 0..200 {
             for key in 1..=16u64 {
                 if handle.get(key).is_none() {
-                    handle.put(key, (round, 0), value(key, round), 500);
+                    put += u64::from(handle.put(key, (round, 0), value(key, round), 500));
                 }
             }
             for key in 0..50 {
                 let key = 1000 + round * 50 + key;
-                handle.put(key, (round, 0), value(key, round), 500);
+                put += u64::from(handle.put(key, (round, 0), value(key, round), 500));
                 assert!(cache.used() <= cache.limit(), "{} bytes", cache.used());
             }
         }
         let kept = (1..=16).filter(|&key| handle.get(key).is_some()).count();
         assert!(kept >= 14, "{kept} of 16 keys that are used again and again are there");
         assert!(handle.get(1000).is_none(), "one that was used once is there after thousands");
+        let there = (1..20_000).filter(|&key| handle.get(key).is_some()).count() as u64;
+        assert!(there > 0 && handle.counters().evictions == put - there, "{put} were put, and {there} are there");
     }
 
     #[test]
@@ -441,7 +452,7 @@ mod tests {
         assert!(!handle.put(8, (0, 0), value(8, 0), 1 << 20), "it is larger than all there is");
         let counted = handle.counters();
         drop(handle);
-        assert_eq!((cache.counters(), counted), (counted, ValueCounters { hits: 100, misses: 0 }));
+        assert_eq!((cache.counters(), counted), (counted, ValueCounters { hits: 100, misses: 0, evictions: 0 }));
     }
 
     #[test]
