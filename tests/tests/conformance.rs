@@ -478,6 +478,45 @@ impl Model for Unchecked {
     }
 }
 
+/// Counters whose operations panic at a memory server, if they meet anything there.
+struct Panics;
+
+impl Model for Panics {
+    type Plugin = Mixed;
+    type Op = u64;
+    type Output = u64;
+    type State = ();
+
+    fn variants() -> Vec<AccessVariant> {
+        vec![AccessVariant::Coarse]
+    }
+
+    fn draw(rng: &mut SmallRng, state: &()) -> u64 {
+        Unchecked::draw(rng, state)
+    }
+
+    fn apply(state: &mut (), op: &u64) -> u64 {
+        Unchecked::apply(state, op)
+    }
+
+    fn looks() -> Vec<u64> {
+        Unchecked::looks()
+    }
+
+    async fn run(&amount: &u64, on: &impl Run<Plugin = Mixed>) -> Result<u64, Error> {
+        let why = |error: Error| format!("on an unexpected {error}");
+        on.execute(&Add { counter: amount, amount }).await.map_err(|error| Error::Panicked {
+            what: "a shipped operation",
+            why: why(error),
+            may_have_changed: false,
+        })
+    }
+
+    async fn create(worker: &Handle, name: &str, placement: StructurePlacement) -> Result<(), Error> {
+        Counters::create(worker, name, placement).await
+    }
+}
+
 /// What is said to work over no access.
 struct Nowhere;
 
@@ -515,7 +554,7 @@ impl Model for Nowhere {
 mod caught {
     use farlink_tests::conformance;
 
-    use super::{Faulty, InSteps, Loses, NeverSure, Nowhere, Pins, Unchecked};
+    use super::{Faulty, InSteps, Loses, NeverSure, Nowhere, Panics, Pins, Unchecked};
 
     #[test]
     fn that_nothing_is_ever_free_again() {
@@ -575,5 +614,10 @@ mod caught {
         // One seed may miss it.
         let seeds = || (0..20).for_each(|_| conformance::hostile::<Unchecked>());
         conformance::refuses::<Unchecked>("index out of bounds", seeds);
+    }
+
+    #[test]
+    fn that_a_memory_server_panics() {
+        conformance::refuses::<Panics>("on an unexpected", conformance::hostile::<Panics>);
     }
 }

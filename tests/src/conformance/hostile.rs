@@ -3,6 +3,9 @@
 //! Words of pages are overwritten: with anything, with links to other pages, with what other pages hold; raw, or *sealed* with
 //! a checksum that fits, so that they get past the readers' proof and into the structure's own code. A lock word that names a
 //! compute server that lives is left out: to wait for that one is right.
+//!
+//! Where memory servers carry operations out, their threads meet the damage. A panic there is an error here; an operation of theirs that does
+//! not end holds up all others, and the scene's time limit ends the run.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
@@ -11,7 +14,9 @@ use std::{
 
 use farlink_runtime::{
     error::Error,
-    lock::{LockState, LockWord},
+    fabric::Liveness,
+    lock::{LockState, LockWord, OwnerId},
+    messaging::Error as MessagingError,
     one_sided::{OneSided, Proof},
     page::{self, CHECKSUM, HEADER_WORDS, IDENTITY, Identity, LOCK, SizeClass},
     ptr::{Link, RemotePtr},
@@ -38,12 +43,16 @@ const HARMS_MAX: usize = 60;
 const AFTER: usize = 12;
 
 /// Those over which damaged pages are met.
-const AMONG: [AccessVariant; 6] = [
+const AMONG: [AccessVariant; 10] = [
     AccessVariant::OneSided,
     AccessVariant::CachedInner,
     AccessVariant::CachedMapping,
     AccessVariant::Within,
     AccessVariant::Owned,
+    AccessVariant::Shipped,
+    AccessVariant::Coarse,
+    AccessVariant::Hybrid,
+    AccessVariant::Adaptive,
     AccessVariant::Strict,
 ];
 
@@ -62,9 +71,15 @@ fn run<M: Model>(variant: AccessVariant, seed: u64) {
     let scene = Scene::<M>::new(variant, FabricProfile::Fast, seed);
     let context = scene.context.clone();
     let compute = cluster::join_manual(&scene.fabric, seed).unwrap();
-    let worker = bounded::worker(&compute).unwrap();
+    let ending = if variant.ships() { Ending::WithServers } else { Ending::Alone };
+    let worker = match ending {
+        Ending::WithServers => compute.worker(),
+        Ending::Alone => bounded::worker(&compute),
+    };
+    let worker = worker.unwrap();
+    let is_alive = |owner| owner == compute.owner() || scene.fabric.liveness(owner) == Liveness::Alive;
     let (mut rng, mut state) = (SmallRng::seed_from_u64(seed), M::State::default());
-    bounded::block_on(&worker, async {
+    ending.block_on(&worker, async {
         let client = scene.client(false);
         let reached = client.reach(&worker).await.unwrap();
         for _ in 0..BEFORE {
@@ -85,13 +100,13 @@ fn run<M: Model>(variant: AccessVariant, seed: u64) {
     while harms < HARMS || met == 0 && harms < HARMS_MAX {
         harms += 1;
         // What was owned is not any more.
-        bounded::block_on(&worker, compute.maintain(&worker)).unwrap();
-        let (harm, (at, before)) = harm(&direct, &pages, compute.owner(), &mut rng);
+        ending.block_on(&worker, compute.maintain(&worker)).unwrap();
+        let (harm, (at, before)) = harm(&direct, &pages, &is_alive, &mut rng);
         let context = format!("{context}, {harm}");
         // With a cache of its own: what was cached before the damage would hide it.
         let (client, handle) = (Rc::new(scene.client(false)), Handle::clone(&worker));
         let reach = async move { client.reach(&handle).await.map(Rc::new) };
-        let reached = match ends(&worker, "to reach it", &context, reach) {
+        let reached = match ending.of(&worker, "to reach it", &context, reach) {
             Ok(reached) => reached,
             // What all need to get to the structure (its map of owners) is whole again, or no operation would run any more.
             Err(_) => {
@@ -107,33 +122,58 @@ fn run<M: Model>(variant: AccessVariant, seed: u64) {
                 let reached = Rc::clone(&reached);
                 async move { M::run(&op, &*reached).await.map(drop) }
             };
-            let outcome = ends(&worker, &what, &context, run);
+            let outcome = ending.of(&worker, &what, &context, run);
             let cost = worker.counters() - before;
             met += usize::from(outcome.is_err() || cost.torn_reads + cost.stale_pages > 0);
         }
-        let _ = ends(&worker, "to flush", &context, async move { reached.flush().await });
+        let _ = ending.of(&worker, "to flush", &context, async move { reached.flush().await });
     }
     assert!(met > 0, "{context}: in {harms} damaged pages no operation has met anything");
     let one_sided = OneSided::<M::Plugin>::new(&worker, scene.structure().clone(), Proof::Checksum);
     let check = async move { <M::Plugin as farlink_runtime::access::Plugin>::check(&one_sided).await.map(drop) };
-    let checked = bounded::run(&worker, ENDLESS, check);
-    checked.map(drop).unwrap_or_else(|endless| panic!("{context}: check: {endless}"));
+    let _ = ending.of(&worker, "check", &context, check);
 }
 
-/// Runs something to its end; how that comes does not matter.
-fn ends<T: 'static>(
-    worker: &Worker,
-    what: &str,
-    context: &str,
-    run: impl Future<Output = Result<T, Error>> + 'static,
-) -> Result<T, Error> {
-    match catch_unwind(AssertUnwindSafe(|| bounded::run(worker, ENDLESS, run))) {
-        Err(panic) => {
-            println!("{context}: {what} panicked");
-            resume_unwind(panic);
+/// How it is known that something does not end.
+#[derive(Debug, Clone, Copy)]
+enum Ending {
+    /// It takes too many turns.
+    Alone,
+    /// It takes too long: memory servers have a time of their own.
+    WithServers,
+}
+
+impl Ending {
+    fn block_on<T>(self, worker: &Worker, run: impl Future<Output = T>) -> T {
+        match self {
+            Self::Alone => bounded::block_on(worker, run),
+            Self::WithServers => worker.block_on(run),
         }
-        Ok(Err(endless)) => panic!("{context}: {what}: {endless}"),
-        Ok(Ok(outcome)) => outcome,
+    }
+
+    /// Runs something to its end; how that comes does not matter.
+    fn of<T: 'static>(
+        self,
+        worker: &Worker,
+        what: &str,
+        context: &str,
+        run: impl Future<Output = Result<T, Error>> + 'static,
+    ) -> Result<T, Error> {
+        let run = || match self {
+            Self::Alone => bounded::run(worker, ENDLESS, run),
+            Self::WithServers => Ok(worker.block_on(run)),
+        };
+        match catch_unwind(AssertUnwindSafe(run)) {
+            Err(panic) => {
+                println!("{context}: {what} panicked");
+                resume_unwind(panic);
+            }
+            Ok(Err(endless)) => panic!("{context}: {what}: {endless}"),
+            Ok(Ok(Err(error @ (Error::Panicked { .. } | Error::Messaging(MessagingError::OutcomeUnknown { .. }))))) => {
+                panic!("{context}: {what} at a memory server: {error}")
+            }
+            Ok(Ok(outcome)) => outcome,
+        }
     }
 }
 
@@ -141,7 +181,7 @@ fn ends<T: 'static>(
 fn harm(
     direct: &Direct,
     pages: &[(RemotePtr, SizeClass)],
-    alive: farlink_runtime::lock::OwnerId,
+    is_alive: &impl Fn(OwnerId) -> bool,
     rng: &mut SmallRng,
 ) -> (String, (RemotePtr, Vec<u64>)) {
     let &(at, class) = pages.choose(rng).expect("there are pages");
@@ -178,7 +218,7 @@ fn harm(
     let lock = LockWord::from_word(image[LOCK]);
     if sealed {
         image[CHECKSUM] = page::checksum(&image, lock.version());
-    } else if lock.state() == LockState::LockedBy(alive) {
+    } else if matches!(lock.state(), LockState::LockedBy(owner) if is_alive(owner)) {
         image[LOCK] = LockWord::free(lock.version(), None).word();
     }
     direct.write(at, &image).unwrap();

@@ -1,15 +1,19 @@
 //! Pages that lead to the same page below again and again: going by all of them would take for ever.
 
+use std::time::Duration;
+
+use farlink_offload::{Remote, ship::Registry};
 use farlink_runtime::{
     access::{Access, Interrupt, Link, PageRef, Pages, PagesMut, Placement, Slot, Start},
     error::Error,
     page::HEADER_WORDS,
 };
-use farlink_structures::rtree::{Query, Rect};
+use farlink_structures::rtree::{Query, RTree, Rect, Tree};
+use farlink_tests::{backend::FabricProfile, bounded::Watchdog, cluster, fleet::Fleet};
 
 use crate::{
     faults::{COUNT, STAMP},
-    scene::{create, scene},
+    scene::create,
 };
 
 /// Of a page of 1 KiB above level 0.
@@ -34,12 +38,15 @@ fn lead(pages: &mut impl PagesMut, slot: Slot, level: u8, below: Link) {
     pages.set(slot, COUNT, CHILDREN);
 }
 
-/// An error, and not after 19 to the power of the height.
+/// An error, and not after 19 to the power of the height; at a memory server, too, which then answers the next request.
 #[test]
 fn pages_that_lead_to_one_page_many_times_end_an_operation() {
-    let scene = scene(16 << 20);
-    scene.worker.block_on(async {
-        let tree = create::<2>(&scene.worker).await.unwrap();
+    let _watch = Watchdog::start("pages that lead to one page", Duration::from_secs(20));
+    let fleet = Fleet::start_of(2, 16 << 20, 1, FabricProfile::Fast, &Registry::new().with::<Tree>()).unwrap();
+    let compute = cluster::join(&fleet.fabric(), 0).unwrap();
+    let worker = compute.worker().unwrap();
+    worker.block_on(async {
+        let tree = create::<2>(&worker).await.unwrap();
         let access = tree.access();
         let made = async {
             let (mut pages, mut links) = (Pages::new(), Vec::new());
@@ -61,7 +68,7 @@ fn pages_that_lead_to_one_page_many_times_end_an_operation() {
             Ok::<_, Interrupt>(())
         };
         made.await.unwrap();
-        let before = scene.worker.counters();
+        let before = worker.counters();
         let somewhere = Rect::new([0.0; 2], [1.0; 2]).unwrap();
         let refused = |error: Error| assert!(matches!(error, Error::Inconsistent { .. }), "{error}");
         refused(tree.len().await.unwrap_err());
@@ -69,7 +76,18 @@ fn pages_that_lead_to_one_page_many_times_end_an_operation() {
         refused(tree.search(Query::Nearest([0.0; 2])).next().await.unwrap_err());
         refused(tree.delete(somewhere, 1).await.unwrap_err());
         refused(tree.update(somewhere, 1, somewhere).await.unwrap_err());
-        let reads = (scene.worker.counters() - before).reads;
+        let reads = (worker.counters() - before).reads;
         assert!(reads < 1_000_000, "{reads} reads");
+        let tree = RTree::<_, 2>::over(Remote::new(&worker, access.context().structure.clone()));
+        let refused = |error: Error| {
+            let is_told = matches!(&error, Error::OnServer { why, .. } if why.contains("inconsistent"));
+            assert!(is_told, "{error}");
+        };
+        refused(tree.len().await.unwrap_err());
+        refused(tree.search(Query::Intersects(somewhere)).all().await.unwrap_err());
+        refused(tree.search(Query::Nearest([0.0; 2])).next().await.unwrap_err());
+        refused(tree.delete(somewhere, 1).await.unwrap_err());
+        refused(tree.update(somewhere, 1, somewhere).await.unwrap_err());
+        assert_eq!(fleet.counts().failed, 5);
     });
 }
