@@ -18,9 +18,17 @@ const SLACK_CHUNKS: u64 = 4;
 /// Operations between two turns of maintenance.
 const SHIFT: usize = 100;
 
-/// Those over which memory is used again.
-const AMONG: [AccessVariant; 4] =
-    [AccessVariant::OneSided, AccessVariant::CachedInner, AccessVariant::CachedMapping, AccessVariant::Owned];
+/// Those over which memory is used again: by compute servers, and by memory servers for them. (What an owner ships allocates and frees nothing
+/// there.)
+const AMONG: [AccessVariant; 7] = [
+    AccessVariant::OneSided,
+    AccessVariant::CachedInner,
+    AccessVariant::CachedMapping,
+    AccessVariant::Owned,
+    AccessVariant::Coarse,
+    AccessVariant::Hybrid,
+    AccessVariant::Adaptive,
+];
 
 /// Rounds of operations take no more memory from round to round, and what a round has freed is free once it is over.
 ///
@@ -34,7 +42,7 @@ pub fn reclaim<M: Model>() {
 }
 
 fn rounds<M: Model>(variant: AccessVariant, seed: u64) {
-    let scene = Scene::<M>::new(variant, FabricProfile::Fast, seed);
+    let (scene, member) = Scene::<M>::with_member(variant, FabricProfile::Fast, seed);
     let context = &scene.context;
     let client = scene.client(true);
     let compute = cluster::join_manual(&scene.fabric, seed).unwrap();
@@ -42,9 +50,19 @@ fn rounds<M: Model>(variant: AccessVariant, seed: u64) {
     let reached = worker.block_on(client.reach(&worker)).unwrap();
     let (mut rng, mut state) = (SmallRng::seed_from_u64(seed), M::State::default());
     // Another one has a long operation in the first half of each round: what is freed meanwhile has to wait.
-    let other = cluster::join_manual(&scene.fabric, seed + 1).unwrap();
+    let other = cluster::join_manual(&scene.fabric, seed.wrapping_add(1)).unwrap();
     let other_worker = other.worker().unwrap();
-    let count = 4 * settings::from_env("FARLINK_KIT_OPS", 300);
+    let member = member.map(|member| (member.worker().unwrap(), member));
+    let maintain_here = || compute.maintain(&worker);
+    let maintain_others = async || {
+        other_worker.drive(other.maintain(&other_worker)).await?;
+        match &member {
+            Some((worker, member)) => worker.drive(member.maintain(worker)).await,
+            None => Ok(()),
+        }
+    };
+    // Messages take longer.
+    let count = if variant.ships() { 2 } else { 4 } * settings::from_env("FARLINK_KIT_OPS", 300);
     let mut warm = 0;
     for round in 0..ROUNDS {
         let mut pin = Some(other_worker.pin());
@@ -61,15 +79,21 @@ fn rounds<M: Model>(variant: AccessVariant, seed: u64) {
                     "{context}: {op:?} -> {found:?}, not {expected:?}"
                 );
                 if number % SHIFT == 0 {
-                    compute.maintain(&worker).await.unwrap();
-                    other_worker.drive(other.maintain(&other_worker)).await.unwrap();
+                    maintain_here().await.unwrap();
+                    maintain_others().await.unwrap();
                 }
             }
             reached.flush().await.unwrap();
         });
-        let is_settled = worker
-            .block_on(beside(compute.settle(&worker), || other_worker.drive(other.maintain(&other_worker))))
-            .unwrap();
+        let is_settled = worker.block_on(async {
+            let is_settled = beside(compute.settle(&worker), &maintain_others).await.unwrap();
+            let Some((worker, member)) = &member else { return is_settled };
+            let rest = async || {
+                maintain_here().await?;
+                other_worker.drive(other.maintain(&other_worker)).await
+            };
+            is_settled && beside(worker.drive(member.settle(worker)), rest).await.unwrap()
+        });
         assert!(is_settled, "{context}: what was freed in round {round} waits, and nobody needs it any more");
         let leased = worker.block_on(audit::memory(&worker)).unwrap().leased_bytes;
         if round < WARM {
@@ -78,15 +102,12 @@ fn rounds<M: Model>(variant: AccessVariant, seed: u64) {
         let limit = (warm as f64 * GROWTH) as u64 + SLACK_CHUNKS * CHUNK_BYTES;
         assert!(leased <= limit, "{context}: {leased} bytes leased in round {round}, {warm} in the first {WARM}");
     }
-    drop((reached, worker, compute, client, other_worker, other));
+    drop((reached, worker, compute, client, other_worker, other, member));
     scene.close(false);
 }
 
 /// Awaits one thing, and has another done again and again meanwhile.
-async fn beside<T, E: Debug, F: Future<Output = Result<(), E>>>(
-    it: impl Future<Output = T>,
-    again: impl Fn() -> F,
-) -> T {
+async fn beside<T, E: Debug>(it: impl Future<Output = T>, again: impl AsyncFn() -> Result<(), E>) -> T {
     let (mut it, mut other) = (pin!(it), Box::pin(again()));
     poll_fn(|cx| {
         if let Poll::Ready(done) = other.as_mut().poll(cx) {

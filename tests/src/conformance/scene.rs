@@ -6,6 +6,7 @@ use farlink_offload::ship::Registry;
 use farlink_runtime::{
     access::{Plugin, Structure},
     catalog,
+    compute::ComputeServer,
     error::Error,
     fabric::Fabric,
     leaks,
@@ -95,8 +96,28 @@ pub(super) struct Scene<M: Model> {
 
 impl<M: Model> Scene<M> {
     pub(super) fn new(variant: AccessVariant, profile: FabricProfile, seed: u64) -> Self {
+        Self::of(variant, profile, seed, usize::from(variant.ships()))
+    }
+
+    /// One whose memory servers, if they carry out operations, do so as a member whose maintenance is up to the test.
+    pub(super) fn with_member(
+        variant: AccessVariant,
+        profile: FabricProfile,
+        seed: u64,
+    ) -> (Self, Option<Arc<ComputeServer>>) {
+        let mut scene = Self::of(variant, profile, seed, 0);
+        let join = |scene: &mut Self| {
+            let member = Arc::new(cluster::join_manual(&scene.fabric, !seed)?);
+            scene.fleet.serve_as(&member, &registry::<M>())?;
+            Ok::<_, Error>(member)
+        };
+        let member = variant.ships().then(|| join(&mut scene)).transpose();
+        let member = member.unwrap_or_else(|error| panic!("{}: {error}", scene.context));
+        (scene, member)
+    }
+
+    fn of(variant: AccessVariant, profile: FabricProfile, seed: u64, threads: usize) -> Self {
         let context = format!("{} over {variant:?} and {profile:?}, seed {seed}", M::Plugin::NAME);
-        let threads = usize::from(variant.ships());
         let fleet = Fleet::start_of(SERVERS, SERVER_BYTES, threads, profile, &registry::<M>());
         let fleet = fleet.unwrap_or_else(|error| panic!("{context}: {error}"));
         let structure = create::<M>(&fleet.cluster.sound_fabric(), variant);
