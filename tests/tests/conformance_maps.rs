@@ -93,6 +93,7 @@ impl<S: Subject> Model for MapModel<S> {
     const CACHE_BYTES: usize = 64 << 10;
     // A block of them. What has no locks has its pages in another cache.
     const CACHED_PAGES: usize = if is_latch_free::<S>() { 0 } else { 16 };
+    const SMALL_MAPPING_BYTES: usize = if is_latch_free::<S>() { 4 << 10 } else { 0 };
     const DEATHS_LOSE_PAGES: bool = is_latch_free::<S>();
 
     /// What has no locks, nobody owns; what has no words that are swapped has no mapping to cache.

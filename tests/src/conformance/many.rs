@@ -24,7 +24,7 @@ use super::{
     AccessVariant, Event, LOOKER, Model,
     scene::{self, Scene, profiles},
     search::EventOf,
-    variants::{Accessed, Client, caches_little},
+    variants::{Accessed, Client, caches_little, first},
     with_seeds,
 };
 use crate::{
@@ -51,9 +51,9 @@ const BEGIN_LIMIT: Duration = Duration::from_millis(500);
 /// dropped in mid-flight.
 ///
 /// # Panics
-/// If one is not, or the structure is not clean behind it; if no part of what is owned has moved, or no page has left a cache that keeps few.
+/// If one is not, or the structure is not clean behind it; if no part of what is owned has moved, or nothing has left a cache that keeps little.
 pub fn linearizable<M: Model>() {
-    let (seen, mut is_moved, mut has_left) = (Seen::default(), true, true);
+    let (seen, mut is_moved, mut has_left, mut is_forgotten) = (Seen::default(), true, true, true);
     with_seeds::<M>("linearizable", &AccessVariant::ALL, |variants, seed| {
         for profile in profiles() {
             run::<M>(variants, profile, seed, profile == FabricProfile::Nasty, &seen);
@@ -63,9 +63,15 @@ pub fn linearizable<M: Model>() {
         let all = [AccessVariant::Owned, AccessVariant::NeverShipped, AccessVariant::Routed];
         let caches_little = |seed| all.iter().any(|all| variants.contains(all) && caches_little::<M>(*all, seed));
         has_left = seen.evictions.get() > 0 || !(caches_little(0) || caches_little(1));
-        is_moved && has_left
+        let remembers = variants.contains(&AccessVariant::CachedMapping) && M::SMALL_MAPPING_BYTES > 0;
+        is_forgotten = seen.forgotten.get() > 0 || !remembers;
+        is_moved && has_left && is_forgotten
     });
     assert!(is_moved, "nothing has moved between owners");
+    assert!(
+        is_forgotten,
+        "nothing has left a mapping cache: Model::fill makes too little, or Model::SMALL_MAPPING_BYTES are too many"
+    );
     assert!(has_left, "no page has left a cache: Model::fill makes too few, or Model::CACHED_PAGES are too many");
 }
 
@@ -74,7 +80,10 @@ pub fn linearizable<M: Model>() {
 struct Seen {
     /// Between owners.
     moves: Cell<u64>,
+    /// Of pages.
     evictions: Cell<u64>,
+    /// Of what a mapping cache has remembered.
+    forgotten: Cell<u64>,
 }
 
 /// [`linearizable`] where requests fail.
@@ -126,8 +135,7 @@ fn of_variant<M: Model>(
     let context = &scene.context;
     let computes = variant.computes();
     let common = Common::of(computes * WORKERS);
-    let first = if caches_little::<M>(variant, seed) { M::fill() } else { Vec::new() };
-    let filled = one_by_one::<M>(&scene.sound_fabric(), scene.structure(), &scene.context, first);
+    let filled = fill::<M>(&scene.sound_fabric(), scene.structure(), &scene.context, seed);
     let clients: Vec<_> = (0..computes).map(|_| scene.client(false)).collect();
     let joined: Vec<_> = (0..computes).map(|compute| cluster::join(&scene.fabric, seed + compute as u64)).collect();
     let joined: Vec<_> = joined.into_iter().map(|compute| Arc::new(compute.unwrap())).collect();
@@ -149,7 +157,8 @@ fn of_variant<M: Model>(
     }
     let mut history = [filled, done].concat();
     seen.moves.set(clients.iter().map(Client::moves).sum::<u64>() + seen.moves.get());
-    seen.evictions.set(clients.iter().map(Client::evictions).sum::<u64>() + seen.evictions.get());
+    let evictions = if variant == AccessVariant::CachedMapping { &seen.forgotten } else { &seen.evictions };
+    evictions.set(clients.iter().map(Client::evictions).sum::<u64>() + evictions.get());
     for (compute, client) in joined.iter().zip(&clients) {
         client.leave(compute).unwrap_or_else(|error| panic!("{context}: {error}"));
     }
@@ -264,6 +273,16 @@ async fn one<M: Model>(worker: &Handle, reached: &Accessed<M::Plugin>, op: M::Op
     };
     let end_ns = if outcome.is_some() { now_ns() } else { u64::MAX };
     Event { worker: plan.number, op, outcome, begin_ns, end_ns }
+}
+
+/// Makes the structure large, if this is a run of that kind.
+pub(super) fn fill<M: Model>(
+    fabric: &Arc<dyn Fabric>,
+    structure: &Structure,
+    context: &str,
+    seed: u64,
+) -> Vec<EventOf<M>> {
+    one_by_one::<M>(fabric, structure, context, first::<M>(seed))
 }
 
 /// What is there in the end, as one more worker sees it.

@@ -4,9 +4,9 @@
 //! - *model*: random operations of one worker against a sequential model;
 //! - *linearizable*: workers of several compute servers, some of whose operations are dropped in mid-flight;
 //! - *faults*: the same while requests fail;
-//! - *hostile*: every operation on damaged pages ends, nothing panics, and some operation has met the damage;
+//! - *hostile*: every operation on damaged pages ends, nothing panics, here or at a memory server, and some operation has met the damage;
 //! - *reclaim*: operations in rounds take no more memory from round to round, and what a round has freed is free after it;
-//! - *processes*: compute servers in processes of their own;
+//! - *processes*: compute servers in processes of their own, over one access with each seed;
 //! - *crash*: a compute server dies in the middle of an operation, after some of its requests: others find the state before that
 //!   operation or behind it, and go on.
 //!
@@ -112,6 +112,10 @@ pub trait Model: 'static {
     /// is [filled](Model::fill), and as many as four operations hold. 0: there are no such runs, and no page ever leaves a cache.
     const CACHED_PAGES: usize = 0;
 
+    /// The memory of a mapping cache in half of the runs, in bytes, so that what it remembers comes and goes: there is a value for each 512 of
+    /// them at most. 0: it is always `CACHE_BYTES`.
+    const SMALL_MAPPING_BYTES: usize = 0;
+
     /// Whether an operation that fails with its fabric may leave pages behind that nobody reaches: one without locks, of which
     /// nobody can say what became (`Error::InstallUnknown`). They have to be found by `leaks::free`, which asks
     /// [`Plugin::is_leaked`].
@@ -145,7 +149,8 @@ pub trait Model: 'static {
         true
     }
 
-    /// Operations that come first in the runs with [few cached pages](Model::CACHED_PAGES): they make the structure large.
+    /// Operations that come first in half of the runs, those with [few cached pages](Model::CACHED_PAGES) among them: they make the
+    /// structure larger than what is drawn does.
     fn fill() -> Vec<Self::Op> {
         Vec::new()
     }

@@ -57,7 +57,9 @@ pub fn processes<M: Model>(child: &str) {
         return println!("skipped on verbs");
     }
     with_seeds::<M>("processes", &AccessVariant::ALL, |variants, seed| {
-        let number = (seed % variants.len() as u64) as usize;
+        // One after another, each with even seeds and with odd ones.
+        let count = variants.len() as u64;
+        let number = (seed.wrapping_add(seed / count) % count) as usize;
         let profile = scene::profiles();
         let profile = profile[(seed / 16 % profile.len() as u64) as usize];
         many::until_decided(|ops| run::<M>(child, number, profile, seed, ops).unwrap());
@@ -77,6 +79,7 @@ fn run<M: Model>(child: &str, number: usize, profile: FabricProfile, seed: u64, 
     let ships = if variant.ships() { servers.iter().map(serve).collect::<Result<Vec<_>, _>>()? } else { Vec::new() };
     let fabric: Arc<dyn Fabric> = Arc::new(MemFabric::open(dir.path(), profile.options())?);
     let structure = scene::create::<M>(&fabric, variant)?;
+    let filled = many::fill::<M>(&fabric, &structure, &context, seed);
     let computes = variant.computes();
     let plan = |number_of_child| Plan { number: number_of_child, seed, ops, drops: false, faulty: false };
     let task = |number_of_child| Task {
@@ -89,7 +92,7 @@ fn run<M: Model>(child: &str, number: usize, profile: FabricProfile, seed: u64, 
     let mut children =
         (0..computes).map(|number| start_child(child, &task(number))).collect::<anyhow::Result<Vec<_>>>()?;
     children.iter_mut().try_for_each(|child| child.send("go"))?;
-    let mut history = Vec::new();
+    let mut history = filled;
     for (number, child) in children.iter_mut().enumerate() {
         let ops = many::ops_of::<M>(plan(number));
         let reported: Vec<Reported> = serde_json::from_str(&hear(child)?)?;

@@ -7,7 +7,7 @@ use rand::{SeedableRng, rngs::SmallRng};
 use super::{
     AccessVariant, Model,
     scene::{Scene, profiles},
-    variants::caches_little,
+    variants::first,
     with_seeds,
 };
 use crate::{backend::FabricProfile, cluster, settings};
@@ -45,7 +45,9 @@ fn run<M: Model>(variant: AccessVariant, profile: FabricProfile, seed: u64) {
     let (mut rng, mut state) = (SmallRng::seed_from_u64(seed), M::State::default());
     let mut last = VecDeque::new();
     let count: usize = settings::from_env("FARLINK_KIT_OPS", 300);
-    let first = if caches_little::<M>(variant, seed) { M::fill() } else { Vec::new() };
+    // Strict access looks at all there is, again and again.
+    let is_strict = matches!(variant, AccessVariant::Strict | AccessVariant::StrictOwned);
+    let first = if is_strict { Vec::new() } else { first::<M>(seed) };
     let drawn = (0..count).map(|_| None);
     let ops = first.into_iter().map(Some).chain(drawn).chain(M::looks().into_iter().map(Some));
     worker.block_on(async {

@@ -228,10 +228,25 @@ impl<P: Plugin> Run for Routed<P> {
     }
 }
 
-/// Whether a run is one with [few cached pages](Model::CACHED_PAGES). Not with [`Strict`]: it looks at all while an operation holds pages.
+/// Whether a run is one in which the structure is [large](Model::fill) from the beginning.
+fn is_large(seed: u64) -> bool {
+    seed % 2 == 1
+}
+
+/// What comes first in a run.
+pub(super) fn first<M: Model>(seed: u64) -> Vec<M::Op> {
+    if is_large(seed) { M::fill() } else { Vec::new() }
+}
+
+/// Whether a run is one with [few cached pages](Model::CACHED_PAGES), or with a [small mapping cache](Model::SMALL_MAPPING_BYTES). Not with
+/// [`Strict`]: it looks at all while an operation holds pages.
 pub(super) fn caches_little<M: Model>(variant: AccessVariant, seed: u64) -> bool {
-    let caches = variant.owns() && variant != AccessVariant::StrictOwned || variant == AccessVariant::CachedInner;
-    M::CACHED_PAGES > 0 && seed % 2 == 1 && caches
+    let is_told = match variant {
+        AccessVariant::StrictOwned => false,
+        AccessVariant::CachedMapping => M::SMALL_MAPPING_BYTES > 0,
+        _ => M::CACHED_PAGES > 0 && (variant.owns() || variant == AccessVariant::CachedInner),
+    };
+    is_told && is_large(seed)
 }
 
 /// What the workers of a compute server share.
@@ -268,19 +283,24 @@ impl<M: Model> Client<M> {
         let is_routed = variant == AccessVariant::Routed;
         let mut options = CacheOptions::new(M::CACHE_BYTES);
         options.excludes_subtrees = variant.owns() && !is_routed;
-        if caches_little::<M>(variant, seed) {
+        let has_little = caches_little::<M>(variant, seed);
+        if has_little {
             (options.page_bytes, options.pages_max) = (structure.class.bytes(), M::CACHED_PAGES);
             options.admission = if seed % 4 == 1 { Admission::Always } else { Admission::Frequency };
         }
         let mut cache = has_cache.then(|| ComputeCache::new(options)).transpose()?;
         let holdings = cache.take_if(|_| is_routed).map(|cache| Holdings::new(&structure, cache));
-        let (mapping, routes) = (MappingCache::new(M::CACHE_BYTES), OnceLock::new());
+        let mapping_bytes = if has_little { M::SMALL_MAPPING_BYTES } else { M::CACHE_BYTES };
+        let (mapping, routes) = (MappingCache::new(mapping_bytes), OnceLock::new());
         let moves = Arc::default();
         Ok(Self { structure, variant, cache, mapping, holdings, moves, routes, memory, seed, is_alone })
     }
 
-    /// How many pages have left its cache.
+    /// How much has left its cache: pages, or what was remembered by workers that are gone.
     pub(super) fn evictions(&self) -> u64 {
+        if self.variant == AccessVariant::CachedMapping {
+            return self.mapping.counters().evictions;
+        }
         let counters =
             self.holdings.as_ref().map(Holdings::counters).or(self.cache.as_ref().map(ComputeCache::counters));
         counters.map_or(0, |counters| counters.total().evictions)
