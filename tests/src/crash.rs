@@ -5,7 +5,7 @@
 
 use std::{
     fmt::{self, Debug},
-    future::Future as _,
+    future::{Future as _, poll_fn},
     pin::pin,
     str::FromStr,
     sync::Arc,
@@ -13,7 +13,10 @@ use std::{
 };
 
 use anyhow::Context as _;
-use farlink_offload::ship::{Registry, ShipServer};
+use farlink_offload::{
+    OwnerServer,
+    ship::{Registry, ShipServer},
+};
 use farlink_runtime::{
     audit,
     compute::ComputeServer,
@@ -51,7 +54,7 @@ const SERVER_BYTES: u64 = 2 << 20;
 pub struct Member {
     // Before the compute server, which it belongs to.
     worker: Worker,
-    compute: ComputeServer,
+    compute: Arc<ComputeServer>,
 }
 
 impl Member {
@@ -68,7 +71,7 @@ impl Member {
     /// # Errors
     /// As [`ComputeServer::worker`].
     pub fn of(compute: ComputeServer) -> Result<Self, Error> {
-        Ok(Self { worker: compute.worker()?, compute })
+        Ok(Self { worker: compute.worker()?, compute: Arc::new(compute) })
     }
 
     /// Its worker.
@@ -77,7 +80,7 @@ impl Member {
     }
 
     /// The compute server.
-    pub fn compute(&self) -> &ComputeServer {
+    pub fn compute(&self) -> &Arc<ComputeServer> {
         &self.compute
     }
 
@@ -143,6 +146,22 @@ pub trait Scene {
     /// None that is expected.
     async fn prepare(&self, worker: &Worker) -> Result<(), Error>;
 
+    /// Others who come before the victim: they have died or left, or stay beside it, unless it is one that [stops](enumerate_resumed).
+    ///
+    /// # Errors
+    /// None that is expected.
+    fn others(&self, _fabric: &Arc<dyn Fabric>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// What carries out for others what they send to the victim, if anything does.
+    ///
+    /// # Errors
+    /// None that is expected.
+    fn serve(&self, _victim: &Arc<ComputeServer>) -> Result<Option<OwnerServer>, Error> {
+        Ok(None)
+    }
+
     /// Opens it, before the victim's requests count.
     ///
     /// # Errors
@@ -154,6 +173,14 @@ pub trait Scene {
     /// # Errors
     /// Because the fabric is dead.
     async fn act(&self, open: &Self::Open) -> Result<(), Error>;
+
+    /// Those who were beside the victim go on without it, and leave.
+    ///
+    /// # Errors
+    /// None that is expected.
+    fn outlive(&self, _acknowledged: bool) -> Result<(), Error> {
+        Ok(())
+    }
 
     /// Which of two ways others take, where a scene has two: it is drawn before each play.
     fn take_way(&self, _is_other: bool) {}
@@ -304,13 +331,23 @@ fn play_victim<S: Scene>(stage: &Stage, scene: &S, death: Death) -> Result<(bool
     let (of_victim, of_servers) = if servers_die { (sound, as_fabric) } else { (as_fabric, sound) };
     let servers = stage.serve(&of_servers, &scene.registry())?;
     let victim = Member::join(&of_victim, 1)?;
+    let served = scene.serve(&victim.compute)?;
     let open = victim.worker.block_on(scene.open(&victim.worker))?;
     mortal.dies_after(death.after);
-    let outcome = victim.worker.block_on(scene.act(&open));
+    let mut acting = Box::pin(scene.act(&open));
+    let outcome = victim.worker.block_on(poll_fn(|cx| {
+        // Others may wait for its locks while it waits for them.
+        if served.is_some() && mortal.since_told().1 {
+            mortal.is_taken_for_dead();
+        }
+        cx.waker().wake_by_ref();
+        acting.as_mut().poll(cx)
+    }));
+    drop(acting);
     let lived = Lived::of(&mortal, death.after);
     // It has not left: not even this arrives.
     mortal.dies_after(0);
-    drop(open);
+    drop((open, served));
     // Who is dead first, so that the others need not wait for it.
     if servers_die {
         drop(servers);
@@ -371,6 +408,7 @@ struct Resumed {
 fn play_resumed<S: Scene>(options: MemOptions, scene: &S, after: u64, is_late: bool) -> Result<Resumed, Error> {
     let stage = Stage::new(options, scene.memory_servers())?;
     cluster::with_worker(&stage.fabric, |worker| worker.block_on(scene.prepare(worker)))?;
+    scene.others(&stage.fabric)?;
     let mortal = MortalFabric::new(Arc::clone(&stage.fabric), Order::Posted, false);
     let as_fabric: Arc<dyn Fabric> = Arc::new(mortal.clone());
     let victim = Member::join(&as_fabric, 1)?;
@@ -498,8 +536,10 @@ fn play<S: Scene>(options: MemOptions, scene: &S, death: Death) -> Result<Played
     let stage = Stage::new(options, scene.memory_servers())?;
     let fabric = &stage.fabric;
     cluster::with_worker(fabric, |worker| worker.block_on(scene.prepare(worker)))?;
+    scene.others(fabric)?;
     let (acknowledged, victim) = play_victim(&stage, scene, death)?;
     assert!(acknowledged || death.after != NEVER, "nobody has died, and the operation failed");
+    scene.outlive(acknowledged)?;
     let sweeper = death.sweeper_after.map(|after| play_sweeper(fabric, death, after)).transpose()?;
     let survivor = Member::join(fabric, 2)?;
     if scene.is_swept_first() {
@@ -601,9 +641,16 @@ pub fn enumerate_from<S: Scene + Debug>(seed: u64, every: u64, options: MemOptio
     for (order, _) in ORDERS {
         for after in chance.one_in(every, requests) {
             let tears = chance.tears();
-            let death = Death { order, tears, after, sweeper_after: None };
-            let played = played(options, scene, death, chance.way());
-            deaths += u64::from(played.victim.has_died);
+            let mut death = Death { order, tears, after, sweeper_after: None };
+            loop {
+                let Lived { requests, has_died } = played(options, scene, death, chance.way()).victim;
+                if has_died || requests == 0 {
+                    deaths += u64::from(has_died);
+                    break;
+                }
+                // It made fewer than before: threads serve beside it, or it waited for others less long.
+                death.after = chance.0.random_range(0..requests);
+            }
         }
     }
     println!("{scene:?}: {requests} requests, {deaths} deaths");

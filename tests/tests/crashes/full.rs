@@ -177,6 +177,57 @@ fn who_finishes_what_the_one_before_has_left_dies_of_it() -> Result<(), Error> {
     Ok(())
 }
 
+/// Who joins dies after each of its requests in turn, beside one that has died in the middle of a change; with so many living members.
+fn dies_joining(lives: usize) -> Result<(), Error> {
+    let fabric: Arc<dyn Fabric> = Arc::new(server::in_process(1, 8 << 20, FAST)?);
+    cluster::create::<Tree>(&fabric, NAME, 256, Proof::Checksum)?;
+    let live = (0..lives as u64).map(|seed| Member::join(&fabric, seed)).collect::<Result<Vec<_>, _>>()?;
+    for after in 0.. {
+        let victim = Mortal::join(&fabric, 1000)?;
+        let map = victim.worker().block_on(open(victim.worker()))?;
+        victim.worker().block_on(map.insert(2 * after, 1))?;
+        victim.fabric.dies_after(4);
+        assert!(victim.worker().block_on(map.insert(2 * after + 1, 1)).is_err(), "it was to die");
+        drop(map);
+        victim.dies();
+        let mortal = MortalFabric::new(Arc::clone(&fabric), Order::Posted, false);
+        mortal.dies_after(after);
+        let joined = Member::join(&(Arc::new(mortal.clone()) as _), 2000);
+        let (requests, is_dead) = mortal.since_told();
+        assert_eq!(joined.is_err(), is_dead, "after {after} of {requests} requests");
+        mortal.dies_after(0);
+        drop(joined);
+        let survivor = Member::join(&fabric, 3000)?;
+        survivor.maintain_once()?;
+        if lives == 0 {
+            survivor.maintain()?;
+            assert_eq!(free_slots(&survivor)?, SLOTS - 1, "after {after} of {requests} requests");
+        }
+        let map = survivor.worker().block_on(open(survivor.worker()))?;
+        assert_eq!(survivor.worker().block_on(map.get(2 * after))?, Some(1));
+        let value = survivor.worker().block_on(map.get(2 * after + 1))?;
+        assert!(matches!(value, None | Some(1)), "{value:?}");
+        drop(map);
+        drop(survivor);
+        if !is_dead {
+            assert!(after > 4, "{after} requests");
+            break;
+        }
+    }
+    drop(live);
+    nothing_is_lost(&fabric)
+}
+
+#[test]
+fn who_joins_dies_of_it() -> Result<(), Error> {
+    dies_joining(0)
+}
+
+#[test]
+fn who_joins_in_the_place_of_a_dead_one_dies_of_it() -> Result<(), Error> {
+    dies_joining(SLOTS - 1)
+}
+
 /// A dead one that has no record of a change holds pages, and its slot is given away: others take the pages back.
 fn pages_are_taken_back(hold: impl FnOnce(&Arc<dyn Fabric>) -> Result<(), Error>) -> Result<(), Error> {
     let fabric: Arc<dyn Fabric> = Arc::new(server::in_process(1, 8 << 20, FAST)?);

@@ -14,4 +14,5 @@ mod rtrees;
 mod shared;
 mod shipped;
 mod sweep;
+mod taking;
 mod ways;

@@ -6,6 +6,7 @@ use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
     fmt::Debug,
+    sync::Arc,
 };
 
 use farlink_offload::{
@@ -13,14 +14,19 @@ use farlink_offload::{
 };
 use farlink_runtime::{
     access::{Operation, Plugin, Region as _},
-    catalog,
+    audit, catalog,
     error::Error,
+    fabric::{
+        Fabric,
+        mortal::{MortalFabric, Order},
+    },
     one_sided::{OneSided, Proof},
     operation::Run,
     ptr::ServerId,
     report::Report,
+    server,
     structure::{PlacementPolicy, Structure, StructurePlacement},
-    worker::Worker,
+    worker::{Handle, Worker},
 };
 use farlink_structures::{
     btree::Tree,
@@ -28,11 +34,13 @@ use farlink_structures::{
     rtree::{self, RTree},
 };
 use farlink_tests::{
-    cluster::FAST,
-    crash::{MemoryServers, Scene, enumerate, enumerate_one_in, enumerate_resumed, enumerate_sweepers},
+    cluster::{self, FAST},
+    crash::{Member, MemoryServers, Scene, enumerate, enumerate_one_in, enumerate_resumed, enumerate_sweepers, every},
+    settings,
     subject::Subject,
     test_every_structure,
 };
+use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::{maps, rtrees};
 
@@ -234,6 +242,8 @@ struct Owner<K> {
     takes_over: Cell<bool>,
     /// Whether the script's operation has answered, and lasts.
     lasts: Cell<bool>,
+    /// Whether the change of its first entry does.
+    went_on: Cell<bool>,
     /// Of the entries that are added beside: whether each is there; `None`: nobody can know.
     answered: RefCell<BTreeMap<u64, Option<bool>>>,
     /// Operations that memory servers have carried out.
@@ -250,12 +260,13 @@ impl<K: Owns> Owner<K> {
             ships: false,
             takes_over: Cell::new(false),
             lasts: Cell::new(false),
+            went_on: Cell::new(false),
             answered: RefCell::default(),
             shipped: Cell::new(0),
         }
     }
 
-    async fn own(&self, worker: &Worker) -> Result<Reached<K::Plugin>, Error> {
+    async fn own(&self, worker: &Handle) -> Result<Reached<K::Plugin>, Error> {
         let structure = catalog::open::<K::Plugin>(worker, K::NAME).await?;
         let mut options = options(&structure, self.cache_bytes);
         options.excludes_subtrees = self.ships;
@@ -283,6 +294,20 @@ impl<K: Owns> Owner<K> {
         operation.await?;
         self.shipped.set(on.shipped().max(self.shipped.get()));
         Ok(self.durability == Durability::Logged || on.shipped() > shipped)
+    }
+
+    /// All that it does before the last flush.
+    async fn change(&self, owned: &Reached<K::Plugin>) -> Result<(), Error> {
+        self.lasts.set(false);
+        self.answered.borrow_mut().clear();
+        self.lasts.set(self.run(owned, self.script.run(owned)).await?);
+        for number in self.more.clone() {
+            self.set(owned, number, true).await?;
+        }
+        for number in self.more.clone().skip(1) {
+            self.set(owned, number, false).await?;
+        }
+        Ok(())
     }
 
     /// Adds one of its entries, or takes it away.
@@ -322,20 +347,12 @@ impl<K: Owns> Scene for Owner<K> {
         let owned = self.own(worker).await?;
         K::begin(&owned).await?;
         owned.cached().flush().await?;
-        K::go_on(&owned).await?;
+        self.went_on.set(self.run(&owned, K::go_on(&owned)).await?);
         Ok(owned)
     }
 
     async fn act(&self, owned: &Self::Open) -> Result<(), Error> {
-        self.lasts.set(false);
-        self.answered.borrow_mut().clear();
-        self.lasts.set(self.run(owned, self.script.run(owned)).await?);
-        for number in self.more.clone() {
-            self.set(owned, number, true).await?;
-        }
-        for number in self.more.clone().skip(1) {
-            self.set(owned, number, false).await?;
-        }
+        self.change(owned).await?;
         owned.cached().flush().await
     }
 
@@ -363,8 +380,7 @@ impl<K: Owns> Scene for Owner<K> {
         if let Reached::Cached(owned) = &reached {
             owned.close().await?;
         }
-        let is_logged = self.durability == Durability::Logged;
-        let is_right = is_changed == Some(true) || is_changed == Some(false) && !flushed && !is_logged;
+        let is_right = is_changed == Some(true) || is_changed == Some(false) && !flushed && !self.went_on.get();
         assert!(is_right, "{is_changed:?}, flushed: {flushed}");
         self.script.verify(worker, flushed || self.lasts.get()).await
     }
@@ -372,6 +388,158 @@ impl<K: Owns> Scene for Owner<K> {
     async fn check(&self, worker: &Worker) -> Result<Report, Error> {
         self.script.check(worker).await
     }
+}
+
+/// Requests of an owner's flush after which it dies whose heir dies, too: its log is written, and some of its pages.
+const FLUSHING: u64 = 4;
+
+/// Who becomes the owner in the place of a dead one, changes some, and gives up in order; it dies after requests of all that.
+#[derive(Debug)]
+struct Heir<K>(Owner<K>);
+
+impl<K: Owns> Heir<K> {
+    async fn inherit(&self, worker: &Handle) -> Result<(), Error> {
+        let Self(owner) = self;
+        let owned = owner.own(worker).await?;
+        owner.went_on.set(owner.run(&owned, K::go_on(&owned)).await?);
+        owner.lasts.set(owner.run(&owned, owner.script.run(&owned)).await?);
+        for number in owner.more.clone().step_by(4) {
+            owner.set(&owned, number, false).await?;
+        }
+        owned.cached().close().await
+    }
+}
+
+impl<K: Owns> Scene for Heir<K> {
+    type Open = Handle;
+
+    async fn prepare(&self, worker: &Worker) -> Result<(), Error> {
+        self.0.prepare(worker).await
+    }
+
+    fn others(&self, fabric: &Arc<dyn Fabric>) -> Result<(), Error> {
+        let Self(owner) = self;
+        owner.answered.borrow_mut().clear();
+        let mortal = MortalFabric::new(Arc::clone(fabric), Order::Posted, false);
+        let dead = Member::join(&(Arc::new(mortal.clone()) as _), 5)?;
+        let worker = dead.worker();
+        worker.block_on(async {
+            let owned = owner.own(worker).await?;
+            K::begin(&owned).await?;
+            owned.cached().flush().await?;
+            for number in owner.more.clone() {
+                owner.set(&owned, number, true).await?;
+            }
+            mortal.dies_after(FLUSHING);
+            assert!(owned.cached().flush().await.is_err(), "it was to die");
+            Ok(())
+        })
+    }
+
+    async fn open(&self, worker: &Worker) -> Result<Handle, Error> {
+        drop(self.0.script.open(worker).await?);
+        Ok(Handle::clone(worker))
+    }
+
+    async fn act(&self, worker: &Handle) -> Result<(), Error> {
+        let Self(owner) = self;
+        owner.lasts.set(false);
+        owner.went_on.set(false);
+        match self.inherit(worker).await {
+            Err(Error::GivenUp { name }) => {
+                worker.check_standing()?;
+                Err(Error::GivenUp { name })
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn take_way(&self, is_other: bool) {
+        self.0.take_way(is_other);
+    }
+
+    fn is_swept_first(&self) -> bool {
+        self.0.is_swept_first()
+    }
+
+    async fn verify(&self, worker: &Worker, has_closed: bool) -> Result<(), Error> {
+        self.0.verify(worker, has_closed).await
+    }
+
+    async fn check(&self, worker: &Worker) -> Result<Report, Error> {
+        self.0.check(worker).await
+    }
+}
+
+/// Such that take over from a dead one who had split pages, and split or merge some.
+fn heirs_of<K: Owns>(scripts: impl IntoIterator<Item = K>) -> impl Iterator<Item = Heir<K>> {
+    in_turn(scripts.into_iter()).map(|owner| Heir(Owner { more: 0..40, ..owner }))
+}
+
+fn heirs<S: Subject>() {
+    for heir in heirs_of(maps::scripts::<S>().into_iter().skip(5).step_by(5).take(4)) {
+        enumerate(FAST, &heir);
+    }
+}
+
+/// One that was only stopped, and goes on.
+fn heirs_go_on<S: Subject>() {
+    for heir in heirs_of(maps::scripts::<S>().into_iter().skip(6).step_by(8).take(2)) {
+        enumerate_resumed(100, FAST, &heir);
+    }
+}
+
+/// An owner that drops its cache and leaves the cluster dies after so many requests of that; how many it makes.
+fn dies_leaving<K: Owns>(owner: &Owner<K>, after: u64) -> Result<u64, Error> {
+    let fabric: Arc<dyn Fabric> = Arc::new(server::in_process(2, 2 << 20, FAST)?);
+    cluster::with_worker(&fabric, |worker| worker.block_on(owner.prepare(worker)))?;
+    let mortal = MortalFabric::new(Arc::clone(&fabric), Order::Posted, false);
+    let leaver = Member::join(&(Arc::new(mortal.clone()) as _), 1)?;
+    leaver.worker().block_on(async {
+        let owned = owner.open(leaver.worker()).await?;
+        owner.change(&owned).await
+    })?;
+    mortal.dies_after(after);
+    drop(leaver);
+    let (requests, _) = mortal.since_told();
+    mortal.dies_after(0);
+    let survivor = Member::join(&fabric, 2)?;
+    if owner.is_swept_first() {
+        survivor.maintain()?;
+    }
+    survivor.worker().block_on(owner.verify(survivor.worker(), false))?;
+    survivor.maintain()?;
+    drop(survivor);
+    let auditor = Member::join(&fabric, 3)?;
+    auditor.maintain()?;
+    let report = auditor.worker().block_on(owner.check(auditor.worker()))?;
+    assert!(report.is_clean() && report.audit.held == 0, "{report:?}");
+    let used = auditor.worker().block_on(audit::memory(auditor.worker()))?.used_bytes();
+    assert_eq!(used, report.bytes, "bytes are in use that are not the structure's");
+    Ok(requests)
+}
+
+fn leaves<K: Owns>(script: impl Fn() -> K) {
+    for durability in [Durability::WriteBack, Durability::Logged] {
+        let owner = Owner { more: 0..40, durability, ..Owner::of(script()) };
+        let mut rng = StdRng::seed_from_u64(settings::seed(&format!("{owner:?} leaves")));
+        let first: u64 = rng.random();
+        let mut play = |after| {
+            owner.take_way(rng.random());
+            println!("dies after {after} requests of leaving; others take over: {}", owner.takes_over.get());
+            dies_leaving(&owner, after).unwrap_or_else(|error| panic!("after {after} requests of leaving: {error}"))
+        };
+        // More than it makes.
+        let requests = play(u64::MAX - 1);
+        let every = (every() / 6).max(1);
+        (first % every..requests).step_by(every as usize).for_each(|after| {
+            play(after);
+        });
+    }
+}
+
+fn dies_as_it_leaves<S: Subject>() {
+    leaves(|| maps::Script::<S>::new((1..=60).map(|key| key * 10), [], maps::Op::Insert(65)));
 }
 
 fn write_back<S: Subject>() {
@@ -433,7 +601,17 @@ fn ships<K: Owns>(share: u64, owners: impl IntoIterator<Item = Owner<K>>) {
     assert!(shipped > 0 || std::env::var_os("FARLINK_CRASH_DEATH").is_some(), "nothing was shipped");
 }
 
-test_every_structure!(write_back, pages_leave, logged, pages_leave_logged, who_replays_dies_too, goes_on);
+test_every_structure!(
+    write_back,
+    pages_leave,
+    logged,
+    pages_leave_logged,
+    who_replays_dies_too,
+    goes_on,
+    heirs,
+    heirs_go_on,
+    dies_as_it_leaves,
+);
 
 /// Changes of pages that are not cached: one alone, and such as split or merge some. (Those of a skip list are never shipped.)
 #[test]
@@ -482,6 +660,19 @@ fn rtrees_go_on() {
     for owner in in_turn(rtrees::scripts().into_iter().skip(3).step_by(3)) {
         enumerate_resumed(4, FAST, &owner);
     }
+}
+
+#[test]
+fn rtrees_heirs() {
+    for heir in heirs_of(rtrees::scripts().into_iter().skip(4).step_by(5)) {
+        enumerate(FAST, &heir);
+        enumerate_resumed(100, FAST, &heir);
+    }
+}
+
+#[test]
+fn rtrees_die_as_they_leave() {
+    leaves(|| rtrees::Script::with(60, rtrees::Op::Move(17)));
 }
 
 #[test]

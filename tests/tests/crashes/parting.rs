@@ -25,9 +25,9 @@ use crate::{
 };
 
 /// A key of the rest, beside the script's.
-const OF_THE_REST: u64 = 5;
+pub(crate) const OF_THE_REST: u64 = 5;
 /// The part is from here on.
-const CUT: u64 = 200;
+pub(crate) const CUT: u64 = 200;
 
 #[derive(Debug)]
 struct Parting<S> {
@@ -51,7 +51,7 @@ async fn told<S: Subject>(worker: &Handle, holdings: &Holdings<S>, error: Error)
 }
 
 /// What is given up: half of what there is, or all, if it cannot be owned in part.
-fn part<S: Subject>() -> KeyRange {
+pub(crate) fn part<S: Subject>() -> KeyRange {
     match S::WHICH {
         StructureName::BTree => KeyRange { low: CUT, high: None },
         _ => KeyRange::everything(),
@@ -140,12 +140,15 @@ impl<S: Subject> Scene for Parting<S> {
 }
 
 /// One page of the part is changed; one is split, and a page above that the rest shares with it; one is merged.
-fn scenes<S: Subject>() -> Vec<Parting<S>> {
-    let scene = |keys: u64, left: u64, op| {
-        let (keys, removed) = ((1..=keys).map(|key| key * 10), (left + 1..=keys).map(|key| key * 10));
-        Parting { script: maps::Script::new(keys, removed, op), takes_over: Cell::new(false) }
+pub(crate) fn scripts<S: Subject>() -> [maps::Script<S>; 3] {
+    let script = |keys: u64, left: u64, op| {
+        maps::Script::new((1..=keys).map(|key| key * 10), (left + 1..=keys).map(|key| key * 10), op)
     };
-    vec![scene(60, 60, Op::Update(400)), scene(130, 130, Op::Insert(1295)), scene(60, 44, Op::Remove(440))]
+    [script(60, 60, Op::Update(400)), script(130, 130, Op::Insert(1295)), script(60, 44, Op::Remove(440))]
+}
+
+fn scenes<S: Subject>() -> [Parting<S>; 3] {
+    scripts().map(|script| Parting { script, takes_over: Cell::new(false) })
 }
 
 fn dies<S: Subject>() {
