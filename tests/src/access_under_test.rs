@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 use farlink_offload::{
-    Adaptive, Admission, CacheOptions, Cached, CachedInner, CachedMapping, ComputeCache, Counters, Engine,
+    Adaptive, Admission, CacheOptions, Cached, CachedInner, CachedMapping, ComputeCache, Counters, Durability, Engine,
     EngineOptions, Holdings, Hybrid, MappingCache, OffloadCounts, OwnerServer, Policies, Remote, Router, Routes,
     Served,
     policy::{Always, CostAware, CostOptions, Never},
@@ -148,6 +148,8 @@ pub struct CacheSpec {
     pub page_bytes: usize,
     /// Which pages get in once it is full.
     pub admit: Admit,
+    /// Whether an owner logs what it changes before it answers.
+    pub logs: bool,
 }
 
 impl CacheSpec {
@@ -165,7 +167,8 @@ impl CacheSpec {
         }
         options.page_bytes = self.page_bytes;
         options.excludes_subtrees = keeps_out;
-        ComputeCache::<S>::new(options)
+        let durability = if self.logs { Durability::Logged } else { Durability::WriteBack };
+        Ok(ComputeCache::<S>::new(options)?.with_durability(durability))
     }
 }
 

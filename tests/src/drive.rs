@@ -95,9 +95,10 @@ pub(crate) fn is_the_fabrics(error: &Error) -> bool {
         | Error::Messaging(MessagingError::OutcomeUnknown { .. })
         | Error::InstallUnknown { .. } => true,
         Error::OwnerLost { .. } => true,
-        Error::OnServer { why, .. } | Error::NotBegun { why, .. } | Error::AtOwner { why, .. } => {
-            why.contains("refuses to register")
-        }
+        Error::OnServer { why, .. }
+        | Error::NotBegun { why, .. }
+        | Error::AtOwner { why, .. }
+        | Error::NotRecorded { why } => why.contains("refuses to register"),
         _ => false,
     }
 }

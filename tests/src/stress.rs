@@ -24,7 +24,7 @@ use std::{
 use anyhow::Context;
 use farlink_children::Scratch;
 pub use farlink_offload::AccessMode;
-use farlink_offload::route::move_region;
+use farlink_offload::{Durability, route::move_region};
 use farlink_runtime::{
     catalog,
     fabric::Fabric,
@@ -88,6 +88,7 @@ Workers in several processes change one tree over a nasty fabric; then everythin
   --move-every 0    with --route yes: a range, or a piece of one, goes to another owner each so many milliseconds, first
                     to the last process, which has none; of three processes or more, the first one stops at half
                     time, gives all that it owns away, and leaves. 0 for never
+  --durability write-back  write-back; logged: with --access cached, an operation answers once it is in the owner's log
   --admission frequency  into a full cache: frequency, always, or dex: a tenth of the leaves, random victims
   --seed N          decides what is random; a fresh one by default
 ";
@@ -174,6 +175,8 @@ pub struct Options {
     pub cache_bytes: Option<usize>,
     /// What gets into a full cache.
     pub admit: Admit,
+    /// When an owner answers, with [`AccessMode::Cached`].
+    pub durability: Durability,
     /// Who decides what is shipped, with [`AccessMode::Cached`] and [`AccessMode::Adaptive`].
     pub ship: Option<ShipChoice>,
     /// Whether all workers use all keys, and operations are sent to their owners. With [`AccessMode::Cached`].
@@ -211,6 +214,7 @@ impl Default for Options {
             cache_percent: 1.0,
             cache_bytes: None,
             admit: Admit::Frequency,
+            durability: Durability::default(),
             ship: None,
             route: false,
             move_every_ms: 0,
@@ -271,6 +275,9 @@ impl Options {
         arguments.take("cache-bytes", &mut bytes)?;
         options.cache_bytes = (bytes != 0).then_some(bytes);
         arguments.take("admission", &mut options.admit)?;
+        arguments.take("durability", &mut options.durability)?;
+        let can_log = options.access == AccessMode::Cached || options.durability == Durability::default();
+        anyhow::ensure!(can_log, "--durability {} is for --access cached and engine", options.durability);
         arguments.take("scan-limit", &mut options.scan_limit_max)?;
         arguments.take("page-bytes", &mut options.page_bytes)?;
         arguments.take("servers", &mut options.servers)?;
@@ -461,6 +468,7 @@ fn reaches<S: Subject>(
         bytes: bytes.max(CACHE_BYTES_MIN),
         page_bytes: S::page_bytes(options.page_bytes),
         admit: options.admit,
+        logs: options.durability == Durability::Logged,
     };
     match options.access {
         AccessMode::OneSided => Ok(vec![AccessUnderTest::OneSided; processes]),

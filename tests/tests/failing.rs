@@ -4,6 +4,7 @@
 //! `FARLINK_FAILING_RUNS` says how many runs of each kind, each with another seed; `FARLINK_FAILING_SECONDS` how long each;
 //! `FARLINK_FAILING_KEYS` how many keys the owners of trees have (below 3,500 their caches have room for all).
 
+use farlink_offload::Durability;
 use farlink_runtime::{error::Error, page::SizeClass, ptr::RemotePtr};
 use farlink_tests::{
     access_under_test::ShipChoice,
@@ -22,6 +23,7 @@ fn holds<S: Subject>(name: &str, options: &Options) {
     for run in 0..settings::from_env("FARLINK_FAILING_RUNS", 1) {
         for (index, fate) in Fate::ALL.into_iter().enumerate() {
             let seed = seed.wrapping_add(run);
+            let logs = options.access == AccessMode::Cached && (seed >> index) % 2 == 1;
             let faults = Faults { seed, one_in: ONE_IN, fate, is_weak: (run + index as u64) % 2 == 1 };
             let options = Options {
                 structure: S::WHICH,
@@ -31,12 +33,13 @@ fn holds<S: Subject>(name: &str, options: &Options) {
                 servers: 2,
                 profile: FabricProfile::Faulty(faults),
                 seed,
+                durability: if logs { Durability::Logged } else { Durability::WriteBack },
                 awaits: Awaits::Nothing,
                 ..options.clone()
             };
             let summary =
                 in_process::run::<S>(&options).unwrap_or_else(|error| panic!("{name}, {faults:?}: {error:?}"));
-            println!("{name}, {fate:?}: {summary}");
+            println!("{name}, {fate:?}, {}: {summary}", options.durability);
             assert!(summary.wrongs().is_empty(), "{name}, {faults:?}: {summary}\n{}", summary.wrongs().join("\n"));
         }
     }

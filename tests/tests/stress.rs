@@ -3,6 +3,7 @@
 
 use std::path::Path;
 
+use farlink_offload::Durability;
 use farlink_tests::{
     access_under_test::{Admit, ShipChoice},
     backend::{Backend, FabricProfile, Fate, Faults},
@@ -11,16 +12,18 @@ use farlink_tests::{
     subject::StructureName,
 };
 
-/// What fails is drawn from the seed of the run, too.
+/// What fails is drawn from the seed of the run, too, and whether owners log.
 fn holds(name: &str, options: Options) -> Summary {
     let seed = settings::seed(name);
     let profile = match options.profile {
         FabricProfile::Faulty(faults) => FabricProfile::Faulty(Faults { seed, ..faults }),
         profile => profile,
     };
-    let options = Options { seed, profile, ..options };
+    let logs = options.access == AccessMode::Cached && seed % 2 == 1;
+    let durability = if logs { Durability::Logged } else { Durability::WriteBack };
+    let options = Options { seed, profile, durability, ..options };
     let summary = stress::run(Path::new(env!("CARGO_BIN_EXE_farlink-stress")), &options).unwrap();
-    println!("{name}: {summary}");
+    println!("{name}, {durability}: {summary}");
     assert!(summary.failures().is_empty(), "{name}: {summary}\n{}", summary.failures().join("\n"));
     summary
 }

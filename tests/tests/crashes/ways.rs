@@ -36,7 +36,7 @@ impl Way {
     fn reach(self) -> AccessUnderTest {
         match self {
             Self::CachedInner => {
-                let cache = CacheSpec { bytes: 256 << 10, page_bytes: PAGE_BYTES, admit: Admit::Always };
+                let cache = CacheSpec { bytes: 256 << 10, page_bytes: PAGE_BYTES, admit: Admit::Always, logs: false };
                 AccessUnderTest::CachedInner { cache }
             }
             Self::CachedMapping => AccessUnderTest::CachedMapping { bytes: 256 << 10 },
