@@ -10,8 +10,8 @@ use std::{
 };
 
 use farlink_offload::{
-    Adaptive, Admission, CacheOptions, Cached, CachedInner, CachedMapping, ComputeCache, Engine, EngineOptions,
-    Holdings, Hybrid, MappingCache, OwnerServer, Policies, Remote, Router, Routes, Served,
+    Adaptive, Admission, CacheOptions, Cached, CachedInner, CachedMapping, ComputeCache, Durability, Engine,
+    EngineOptions, Holdings, Hybrid, MappingCache, OwnerServer, Policies, Remote, Router, Routes, Served,
     policy::{Always, Choice, Miss, Never, Policy},
     route::{loads, move_region},
 };
@@ -158,6 +158,11 @@ impl<P: Plugin> Accessed<P> {
             _ => Ok(()),
         }
     }
+
+    /// Has some of what others own moved here, where compute servers own parts.
+    pub(super) async fn take_some(&self) -> Result<(), Error> {
+        if let Self::Routed(routed) = self { routed.take_some().await } else { Ok(()) }
+    }
 }
 
 impl<P: Plugin> Run for Accessed<P> {
@@ -249,6 +254,11 @@ pub(super) fn caches_little<M: Model>(variant: AccessVariant, seed: u64) -> bool
     is_told && is_large(seed)
 }
 
+/// Whether owners log what they change before they answer: whatever else goes by the seed goes by other divisors.
+pub(super) const fn logs(variant: AccessVariant, seed: u64) -> bool {
+    variant.owns() && seed % 11 < 5
+}
+
 /// What the workers of a compute server share.
 pub(super) struct Client<M: Model> {
     pub(super) structure: Structure,
@@ -288,7 +298,9 @@ impl<M: Model> Client<M> {
             (options.page_bytes, options.pages_max) = (structure.class.bytes(), M::CACHED_PAGES);
             options.admission = if seed % 4 == 1 { Admission::Always } else { Admission::Frequency };
         }
+        let durability = if logs(variant, seed) { Durability::Logged } else { Durability::WriteBack };
         let mut cache = has_cache.then(|| ComputeCache::new(options)).transpose()?;
+        cache = cache.map(|cache| cache.with_durability(durability));
         let holdings = cache.take_if(|_| is_routed).map(|cache| Holdings::new(&structure, cache));
         let mapping_bytes = if has_little { M::SMALL_MAPPING_BYTES } else { M::CACHE_BYTES };
         let (mapping, routes) = (MappingCache::new(mapping_bytes), OnceLock::new());
