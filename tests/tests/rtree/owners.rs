@@ -1,6 +1,11 @@
 //! Several compute servers own a part each: what they answer together, while parts move, and when an owner dies.
 
 use std::{
+    cell::{Cell, RefCell},
+    collections::BTreeMap,
+    future::poll_fn,
+    pin::pin,
+    rc::Rc,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -9,7 +14,8 @@ use std::{
 };
 
 use farlink_offload::{
-    CacheOptions, ComputeCache, Holdings, OwnerServer, Router, Routes, Served, ShardKey, Sharded, route::move_region,
+    CacheOptions, ComputeCache, Durability, Holdings, OwnerServer, Router, Routes, Served, ShardKey, Sharded,
+    route::move_region,
 };
 use farlink_runtime::{
     access::{Region as _, Structure},
@@ -25,7 +31,7 @@ use farlink_runtime::{
     one_sided::{Proof, ownership},
     worker::Worker,
 };
-use farlink_structures::rtree::{Entry, Query, RTree, RTreeOptions, Scope, Tree};
+use farlink_structures::rtree::{Entry, Query, RTree, RTreeOptions, Rect, Scope, Tree};
 use farlink_tests::{
     backend::{Cluster, FabricProfile},
     cluster, settings,
@@ -53,9 +59,13 @@ struct Owner {
 impl Owner {
     /// Of the part of that number, to begin with.
     fn new(fabric: &Arc<dyn Fabric>, parts: &[Structure], number: usize) -> Self {
+        Self::with(fabric, parts, number, Durability::WriteBack)
+    }
+
+    fn with(fabric: &Arc<dyn Fabric>, parts: &[Structure], number: usize, durability: Durability) -> Self {
         let compute = join(fabric, number as u64 + 1);
         let worker = compute.worker().unwrap();
-        let cache = || ComputeCache::new(CacheOptions::new(128 << 10)).unwrap();
+        let cache = || ComputeCache::new(CacheOptions::new(128 << 10)).unwrap().with_durability(durability);
         let holdings: Vec<_> = parts.iter().map(|part| Holdings::new(part, cache())).collect();
         worker.block_on(holdings[number].take(&worker, Scope::everything())).unwrap();
         let served = holdings.iter().map(Served::new).collect();
@@ -251,4 +261,168 @@ fn an_owner_dies_and_its_part_lives() {
     owners.into_iter().for_each(Owner::close);
     drop((mortal, compute));
     assert_left_clean(&fabric, model.len());
+}
+
+/// Tasks that change entries of all parts while an owner dies, and what each does once it is dead.
+const TASKS: u64 = 4;
+const CHANGES_AFTER: u64 = 40;
+/// The owner makes more requests before.
+const DIES_AFTER_MAX: u64 = 300;
+
+/// What is known of an entry.
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    rect: Rect,
+    /// Whether it is there, if its last change was answered.
+    is_there: Option<bool>,
+    /// Whether that lasts: its owner has written it, or lives.
+    lasts: bool,
+}
+
+/// Entries that are changed while an owner dies.
+#[derive(Debug, Default)]
+struct Load {
+    known: RefCell<BTreeMap<u64, Known>>,
+    is_dead: Cell<bool>,
+}
+
+impl Load {
+    fn know(&self, payload: u64, known: Known) {
+        self.known.borrow_mut().insert(payload, known);
+    }
+
+    /// Inserts an entry or more, and deletes some, until an owner has been dead for a while.
+    async fn change(&self, tree: &Routed, task: u64, seed: u64, is_logged: bool) {
+        let mut rng = SmallRng::seed_from_u64(seed ^ task << 32);
+        let mut left = CHANGES_AFTER;
+        for number in 0.. {
+            if self.is_dead.get() {
+                left -= 1;
+            }
+            if left == 0 {
+                break;
+            }
+            let payload = task << 32 | number;
+            let at = [rng.random_range(0..40), rng.random_range(0..40)].map(f64::from);
+            let rect = Rect::new(at, at.map(|at| at + 1.5)).unwrap();
+            let lasts = || is_logged || self.is_dead.get();
+            let begun = lasts();
+            self.know(payload, Known { rect, is_there: None, lasts: false });
+            match tree.insert(rect, payload).await {
+                Ok(()) => self.know(payload, Known { rect, is_there: Some(true), lasts: begun }),
+                Err(Error::OwnerLost { .. }) => {}
+                Err(error) => panic!("inserting {payload}: {error}"),
+            }
+            let older = task << 32 | rng.random_range(0..=number);
+            let before = self.known.borrow()[&older];
+            if rng.random_ratio(2, 3) || before.is_there == Some(false) {
+                continue;
+            }
+            let begun = lasts();
+            self.know(older, Known { is_there: None, lasts: false, ..before });
+            match tree.delete(before.rect, older).await {
+                Ok(was_there) => {
+                    assert!(
+                        was_there || before.is_there.is_none() || !before.lasts,
+                        "{older} was not there: {before:?}"
+                    );
+                    self.know(older, Known { is_there: Some(false), lasts: begun, ..before });
+                }
+                Err(Error::OwnerLost { .. }) => {}
+                Err(error) => panic!("deleting {older}: {error}"),
+            }
+        }
+    }
+
+    /// Has the owner write what it has changed, again and again, until it is dead.
+    async fn flush(&self, owner: &Owner) {
+        loop {
+            let answered = self.known.borrow().clone();
+            if owner.holdings[2].flush(&owner.worker).await.is_err() {
+                return;
+            }
+            for (payload, before) in answered {
+                let mut known = self.known.borrow_mut();
+                let now = known.get_mut(&payload).expect("nothing is forgotten");
+                now.lasts |= before.is_there.is_some() && now.is_there == before.is_there;
+            }
+            owner.worker.yield_now().await;
+        }
+    }
+
+    /// The entries that there are, which are those that there have to be.
+    async fn judge(self, tree: &Routed) -> Result<Vec<Entry>, Error> {
+        let found = tree.search(Query::Intersects(Rect::EVERYTHING)).all().await?;
+        let known = self.known.into_inner();
+        for &(rect, payload) in &found {
+            assert!(known.get(&payload).is_some_and(|known| known.rect == rect), "{payload} at {rect:?}");
+        }
+        for (payload, Known { is_there, lasts, .. }) in known {
+            let is_found = found.iter().filter(|&&(_, other)| other == payload).count();
+            let may_be = if let (Some(is_there), true) = (is_there, lasts) {
+                is_found == usize::from(is_there)
+            } else {
+                is_found < 2
+            };
+            assert!(may_be, "{payload}: found {is_found} times; there: {is_there:?}, lasting: {lasts}");
+        }
+        Ok(found)
+    }
+}
+
+/// One dies while others have it change entries, and while it writes them: all that lasts is there, and others go on with its part.
+#[test]
+fn an_owner_dies_while_it_changes_its_part() {
+    let seed = settings::seed("an owner dies at work");
+    for (round, durability) in Durability::ALL.into_iter().cycle().take(6).enumerate() {
+        let seed = seed.wrapping_add(round as u64);
+        let mut rng = SmallRng::seed_from_u64(seed);
+        let fabric = Cluster::of_this_run(2, 32 << 20, FabricProfile::Fast).unwrap();
+        let life = MortalFabric::new(Arc::clone(&fabric), Order::Posted, rng.random()).with_seed(seed);
+        let deadly: Arc<dyn Fabric> = Arc::new(life.clone());
+        let parts = make_parts(&fabric);
+        let of = |number| if number == 2 { &deadly } else { &fabric };
+        let own = |number| Owner::with(of(number), &parts, number, durability);
+        let mut owners: Vec<Owner> = (0..PARTS).map(own).collect();
+        let mut mortal = owners.pop().unwrap();
+        let compute = join(&fabric, 9);
+        let worker = compute.worker().unwrap();
+        let tree = guest_tree(&worker, &parts);
+        let load = Rc::new(Load::default());
+        let after = rng.random_range(0..DIES_AFTER_MAX);
+        println!("{durability}: dies after {after} requests");
+        life.dies_after(after);
+        let task = |number| {
+            let (load, tree) = (Rc::clone(&load), tree.clone());
+            async move { load.change(&tree, number, seed, durability == Durability::Logged).await }
+        };
+        let tasks: Vec<_> = (0..TASKS).map(|number| worker.spawn(task(number))).collect();
+        {
+            let mut all = pin!(async {
+                for task in tasks {
+                    task.await;
+                }
+            });
+            let mut flushing = pin!(mortal.worker.drive(load.flush(&mortal)));
+            let mut is_flushing = true;
+            worker.block_on(poll_fn(|cx| {
+                cx.waker().wake_by_ref();
+                is_flushing = is_flushing && flushing.as_mut().poll(cx).is_pending();
+                if life.since_told().1 && !load.is_dead.replace(true) {
+                    life.is_taken_for_dead();
+                }
+                all.as_mut().poll(cx)
+            }));
+        }
+        mortal.server = None;
+        let load = Rc::into_inner(load).expect("all tasks have ended");
+        let mut model = worker.block_on(load.judge(&tree)).unwrap();
+        println!("{} entries", model.len());
+        worker.block_on(some(&tree, &mut model, &mut rng, 100)).unwrap();
+        worker.block_on(same(&tree, &model, &mut rng)).unwrap();
+        drop((tree, worker));
+        owners.into_iter().for_each(Owner::close);
+        drop((mortal, compute));
+        assert_left_clean(&fabric, model.len());
+    }
 }
