@@ -62,7 +62,7 @@ fn rounds<M: Model>(variant: AccessVariant, seed: u64) {
         }
     };
     // Messages take longer.
-    let count = if variant.ships() { 2 } else { 4 } * settings::from_env("FARLINK_KIT_OPS", 300);
+    let count = if variant.ships() { 1 } else { 4 } * settings::from_env("FARLINK_KIT_OPS", 300);
     let mut warm = 0;
     for round in 0..ROUNDS {
         let mut pin = Some(other_worker.pin());
