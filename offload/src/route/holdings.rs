@@ -150,7 +150,7 @@ impl<P: Plugin> Holdings<P> {
         let moving = self.cache.begin_moving(worker).await;
         match self.cache.owned(worker, &self.structure)? {
             Some(owned) => owned.part_with(moving, self.cache.regions(), region).await,
-            None => Ok(None),
+            None => worker.check_standing().map(|()| None),
         }
     }
 
@@ -168,11 +168,12 @@ impl<P: Plugin> Holdings<P> {
     /// Writes every page that is changed here to its memory server.
     ///
     /// # Errors
-    /// As [`Cached::flush`].
+    /// As [`Cached::flush`]; if this compute server was taken for dead.
     pub async fn flush(&self, worker: &Handle) -> Result<(), Error> {
         match self.cache.owned(worker, &self.structure)? {
             Some(owned) => owned.flush().await,
-            None => Ok(()),
+            // Others have what it had, without what was not written.
+            None => worker.check_standing(),
         }
     }
 

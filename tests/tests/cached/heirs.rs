@@ -16,7 +16,7 @@ use farlink_runtime::{
     clock::Clock,
     error::Error,
     fabric::{
-        Fabric,
+        Error as FabricError, Fabric,
         listener::ListenOptions,
         mortal::{MortalFabric, Order},
     },
@@ -150,6 +150,30 @@ fn an_owner_takes_what_a_dead_one_had() {
     drop(tree);
     scene.assert_all_there(&scene.guest_tree(), "an owner");
     scene.close("an owner");
+}
+
+/// An owner that was taken for dead knows, and owns nothing any more: what it had changed is lost, and nobody is told that it is written.
+#[test]
+fn who_was_taken_for_dead_has_written_nothing() {
+    let mut scene = Scene::new();
+    let mut mortal = scene.mortal.take().unwrap();
+    let (worker, holdings) = (&mortal.member.worker, &mortal.holdings);
+    let here = Ordered::over(holdings.here(worker));
+    assert_eq!(worker.block_on(here.update(15_000, 7)).unwrap(), Some(1500));
+    let region = holdings.regions()[0];
+    scene.life.is_taken_for_dead();
+    let is_told = |outcome: Result<(), Error>| {
+        assert!(matches!(outcome, Err(Error::Fabric(FabricError::TakenForDead { .. }))), "{outcome:?}");
+    };
+    is_told(worker.block_on(mortal.member.compute.maintain(worker)));
+    is_told(worker.block_on(holdings.flush(worker)));
+    is_told(worker.block_on(holdings.give_up(worker, &region)).map(drop));
+    is_told(worker.block_on(holdings.give_up_all(worker)));
+    drop(here);
+    mortal.stop();
+    drop(mortal);
+    scene.assert_all_there(&scene.guest_tree(), "taken for dead");
+    scene.close("taken for dead");
 }
 
 /// One died as it handed a region on: nobody has that, until an owner has an operation for it.
