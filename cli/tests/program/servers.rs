@@ -115,11 +115,11 @@ fn a_bench_whose_memory_server_goes_says_why_and_ends() {
 fn a_bench_whose_memory_server_ends_says_so_and_ends() {
     let ends = [
         ("one-sided", "0", libc::SIGKILL),
-        ("coarse", "1", libc::SIGTERM),
+        ("coarse --workers 1", "1", libc::SIGTERM),
         ("coarse --workers 1", "1", libc::SIGKILL),
         ("hybrid --workers 1", "1", libc::SIGKILL),
         ("adaptive --workers 1 --policy always --placement round-robin", "1", libc::SIGKILL),
-        ("engine", "1", libc::SIGKILL),
+        ("engine --workers 1", "1", libc::SIGKILL),
         // Where one waits for another one, that is not what it names.
         ("cached --workers 1 --processes 2", "0", libc::SIGKILL),
     ];

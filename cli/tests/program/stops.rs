@@ -11,7 +11,7 @@ use crate::{Cluster, PROGRAM, Said, Server, children_of, farlink};
 /// How often it is looked whether something has come about.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// How long processes of a bench wait for one that is stopped.
-const LOCK_WAIT: Duration = Duration::from_secs(1);
+const LOCK_WAIT: Duration = Duration::from_millis(500);
 /// What is waited for comes sooner.
 const LIMIT: Duration = Duration::from_secs(60);
 
