@@ -148,10 +148,15 @@ impl<P: Plugin> Holdings<P> {
 
     async fn hand_over(&self, worker: &Handle, region: &P::Region) -> Result<Option<P::Region>, Error> {
         let moving = self.cache.begin_moving(worker).await;
-        match self.cache.owned(worker, &self.structure)? {
-            Some(owned) => owned.part_with(moving, self.cache.regions(), region).await,
-            None => worker.check_standing().map(|()| None),
+        let given_up = match self.cache.owned(worker, &self.structure)? {
+            Some(owned) => owned.part_with(moving, self.cache.regions(), region).await?,
+            None => None,
+        };
+        if given_up.is_none() {
+            // Others may have it, without what was not written.
+            worker.check_standing()?;
         }
+        Ok(given_up)
     }
 
     /// Drops from the cache what is not owned any more. If the cache has no handle left for that, the next one does it who gives up or
