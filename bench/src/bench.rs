@@ -66,10 +66,10 @@ impl Run<'_> {
         let mut processes = processes;
         protocol::tell(&mut processes.0, start)?;
         beside.ours = protocol::await_joined(&mut processes.0, READY_LIMIT)?;
-        if plan.joins_owners {
+        if plan.joins_owners && !phases.is_empty() {
             let numbers: Vec<u32> = beside.ours.iter().copied().collect();
             let who = others::name(&beside.ours);
-            let line = format!("this run is {who}: `farlink repartition --to` moves regions to it");
+            let line = format!("this run is {who}: `farlink repartition --balance --to` moves regions to it");
             progress.suspend(|| reporter.record("joined", vec![("owners", numbers.into())], &line))?;
         }
         if plan.is_connected() && plan.load != Load::Found {

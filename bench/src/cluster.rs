@@ -30,6 +30,8 @@ pub(crate) struct Cluster {
     scratch: Scratch,
     server_bytes: u64,
     records: Records,
+    /// How long operations that the servers carry out wait for somebody who does not go on.
+    lock_wait: Option<Duration>,
 }
 
 /// What becomes of a server's memory when it stops.
@@ -52,8 +54,14 @@ pub(crate) fn default_server_bytes(keys: u64, servers: u32, with_pages: u32) -> 
 impl Cluster {
     /// Starts the servers and waits until all are ready. Call this from the main thread: servers end with the thread
     /// that started them.
-    pub(crate) fn start(servers: u32, server_bytes: u64, threads: u32, records: Records) -> anyhow::Result<Self> {
-        let mut cluster = Self { servers: Vec::new(), scratch: signals::scratch()?, server_bytes, records };
+    pub(crate) fn start(
+        servers: u32,
+        server_bytes: u64,
+        threads: u32,
+        records: Records,
+        lock_wait: Option<Duration>,
+    ) -> anyhow::Result<Self> {
+        let mut cluster = Self { servers: Vec::new(), scratch: signals::scratch()?, server_bytes, records, lock_wait };
         cluster.servers = cluster.launch(servers, threads, Memory::Ephemeral)?;
         Ok(cluster)
     }
@@ -61,7 +69,8 @@ impl Cluster {
     /// Servers whose memory outlives them until the cluster ends, as [`Cluster::start`] starts them.
     pub(crate) fn start_lasting(servers: u32, server_bytes: u64, threads: u32) -> anyhow::Result<Self> {
         let records = Records::default();
-        let mut cluster = Self { servers: Vec::new(), scratch: signals::scratch()?, server_bytes, records };
+        let lock_wait = None;
+        let mut cluster = Self { servers: Vec::new(), scratch: signals::scratch()?, server_bytes, records, lock_wait };
         cluster.servers = cluster.launch(servers, threads, Memory::Lasting)?;
         Ok(cluster)
     }
@@ -90,6 +99,8 @@ impl Cluster {
                 format!("--threads={threads}"),
                 format!("--records={}", self.records),
             ]);
+            let lock_wait = self.lock_wait.filter(|_| threads > 0);
+            command.args(lock_wait.map(|wait| format!("--lock-wait={}ms", wait.as_millis().max(1))));
             children.push(Child::start(&format!("memory server {server}"), command)?);
         }
         for (server, child) in (0u32..).zip(&mut children) {

@@ -231,7 +231,7 @@ pub(crate) fn bench(programs: Programs<'_>, args: &BenchArgs) -> anyhow::Result<
         let default = || cluster::default_server_bytes(plan.loaded, plan.servers, prepared.data.servers(plan));
         let bytes = args.server_bytes.unwrap_or_else(default);
         let records = prepared.args.records.unwrap_or_default();
-        let own = Cluster::start(plan.servers, bytes, plan.server_threads.unwrap_or(0), records)?;
+        let own = Cluster::start(plan.servers, bytes, plan.server_threads.unwrap_or(0), records, plan.lock_wait)?;
         let result = prepared.run(&Place::Folder(own.dir().to_owned()));
         let stopped = own.stop();
         return result.and(stopped);

@@ -458,6 +458,12 @@ impl<S: Subject> DataOf<S> {
             }
             let is_there = |name: &String| all.iter().any(|structure| structure.name == *name);
             let count = plan.parts.iter().filter(|name| is_there(name)).count();
+            let is_one_of_several = is_there(&format!("{}.0", plan.name));
+            ensure!(
+                count > 0 || !(plan.access.owns() && plan.parts.len() == 1 && is_one_of_several),
+                "`{}` is in several parts; give it as many --processes as before, or another --name",
+                plan.name
+            );
             if count == 0 {
                 // One that has only some of its parts could not be used.
                 let _making = plan.is_connected().then(Waiting::begin);

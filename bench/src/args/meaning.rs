@@ -31,7 +31,7 @@ impl BenchArgs {
 
     /// The name of the structure.
     pub(crate) fn structure<'a>(&'a self, programs: Programs<'a>) -> anyhow::Result<&'a str> {
-        let first = programs.first().map(|program| program.name());
+        let first = programs.iter().find(|program| program.known().is_some()).map(|program| program.name());
         self.structure.as_deref().or(first).context("this program knows no structures")
     }
 

@@ -119,7 +119,7 @@ struct Used {
 }
 
 pub(crate) fn chaos(programs: Programs<'_>, args: &ChaosArgs) -> anyhow::Result<()> {
-    let first = programs.first().map(|program| program.name());
+    let first = programs.iter().find(|program| program.known().is_some()).map(|program| program.name());
     let name = args.structure.as_deref().or(first).context("this program knows no structures")?;
     let known = program::find(programs, name)?;
     known

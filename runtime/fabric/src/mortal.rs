@@ -14,7 +14,11 @@
 //! so does what is posted before that is known; *all later requests are carried out*. Nothing but the compute server's own looks at its
 //! [claim](OwnerClaim::holds) keeps it from changing what is others' by then.
 
-use std::{ptr::NonNull, time::Duration};
+use std::{
+    ptr::NonNull,
+    sync::{PoisonError, RwLock},
+    time::Duration,
+};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
 
@@ -55,6 +59,8 @@ struct Life {
     claims: Mutex<Vec<Box<dyn OwnerClaim>>>,
     /// Where it takes messages.
     listeners: Mutex<Vec<std::sync::Weak<dyn Listener>>>,
+    /// Held for reading from the moment that a doorbell's fate is known until what of it is carried out has been.
+    ringing: RwLock<()>,
 }
 
 /// Of all endpoints together, under one lock: memory servers have several threads.
@@ -134,6 +140,7 @@ impl MortalFabric {
             is_cut_off: AtomicBool::new(false),
             claims: Mutex::default(),
             listeners: Mutex::default(),
+            ringing: RwLock::default(),
         };
         Self { inner, life: Arc::new(life), order, tears, seed: 0 }
     }
@@ -170,6 +177,8 @@ impl MortalFabric {
 
     /// Others take it for dead: it has stopped, and its connections are cut.
     pub fn is_taken_for_dead(&self) {
+        // What its threads were allowed to do arrives before.
+        drop(self.life.ringing.write().unwrap_or_else(PoisonError::into_inner));
         self.life.is_cut_off.store(true, Ordering::Release);
         lock(&self.life.claims).clear();
     }
@@ -356,6 +365,8 @@ impl<E: Endpoint + ?Sized> Endpoint for MortalEndpoint<E> {
     }
 
     fn ring(&mut self, requests: &mut Vec<Request>) {
+        let life = Arc::clone(&self.fabric.life);
+        let _ringing = life.ringing.read().unwrap_or_else(PoisonError::into_inner);
         let (left, mut dies) = match self.fabric.life.take(requests.len() as u64) {
             Fate::Carried { left, dies } => (left, dies),
             Fate::Stopped => return self.ring_stopped(requests),

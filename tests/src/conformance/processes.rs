@@ -57,9 +57,8 @@ pub fn processes<M: Model>(child: &str) {
         return println!("skipped on verbs");
     }
     with_seeds::<M>("processes", &AccessVariant::ALL, |variants, seed| {
-        // One after another, each with even seeds and with odd ones.
-        let count = variants.len() as u64;
-        let number = (seed.wrapping_add(seed / count) % count) as usize;
+        // One after another, each with an even seed and with an odd one.
+        let number = (seed / 2 % variants.len() as u64) as usize;
         let profile = scene::profiles();
         let profile = profile[(seed / 16 % profile.len() as u64) as usize];
         many::until_decided(|ops| run::<M>(child, number, profile, seed, ops).unwrap());

@@ -34,6 +34,7 @@ use farlink_runtime::{
 use farlink_structures::rtree::{Entry, Query, RTree, RTreeOptions, Rect, Scope, Tree};
 use farlink_tests::{
     backend::{Cluster, FabricProfile},
+    bounded::Watchdog,
     cluster, settings,
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
@@ -374,6 +375,7 @@ impl Load {
 #[test]
 fn an_owner_dies_while_it_changes_its_part() {
     let seed = settings::seed("an owner dies at work");
+    let _watch = Watchdog::start(format!("an owner dies at work, seed {seed}"), Duration::from_secs(200));
     for (round, durability) in Durability::ALL.into_iter().cycle().take(6).enumerate() {
         let seed = seed.wrapping_add(round as u64);
         let mut rng = SmallRng::seed_from_u64(seed);

@@ -9,7 +9,8 @@
 //! ```
 //!
 //! A `DONE` cell holds a whole operation. An `INVOKED` cell holds one whose outcome was not known when it was written;
-//! a later `DONE` cell with the same `seq` supersedes it, and if none follows, the outcome is unknown. The entries that a scan returned follow its `DONE` cell in `ENTRIES` cells, three to a cell.
+//! a later `DONE` cell with the same `seq` supersedes it, and if none follows, the outcome is unknown. The entries that a
+//! scan returned follow its `DONE` cell in `ENTRIES` cells, three to a cell.
 //!
 //! A process that is killed tears at most what it wrote last, so a short or damaged last cell is dropped, and so is a
 //! scan whose entries are not all there. Damage anywhere else is an error. No input makes [`History::decode`] panic.
