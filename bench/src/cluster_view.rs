@@ -122,10 +122,16 @@ pub(crate) fn problem(report: &Report) -> Option<String> {
     if untold > 0 {
         told.push(format!("and {untold} more problems"));
     }
-    for (pages, what) in [(&report.audit.leaked, "leaked"), (&report.audit.reached_but_free, "in use, yet marked free")]
-    {
+    for (pages, what, hint) in [
+        (
+            &report.audit.leaked,
+            "leaked",
+            "; a load that was cut off leaves such, and `farlink drop` frees them with the rest",
+        ),
+        (&report.audit.reached_but_free, "in use, yet marked free", ""),
+    ] {
         if let Some(first) = pages.first() {
-            told.push(format!("pages {what}: {}, the first is {first:?}", pages.len()));
+            told.push(format!("pages {what}: {}, the first is {first:?}{hint}", pages.len()));
         }
     }
     if report.audit.lost() > 0 {
