@@ -52,6 +52,7 @@ mod queue;
 mod rdma;
 mod rects;
 mod repartition;
+mod replay;
 mod report;
 mod route;
 mod serve;

@@ -478,7 +478,7 @@ impl Model for Unchecked {
     }
 }
 
-/// Counters whose operations panic at a memory server, if they meet anything there.
+/// Counters each of whose answers says that their operation has panicked at a memory server: what the kit makes of that.
 struct Panics;
 
 impl Model for Panics {
