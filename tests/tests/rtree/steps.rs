@@ -29,6 +29,8 @@ use crate::{
 const OPERATIONS: usize = 300;
 /// Of one of six: each is looked at with all entries that there are.
 const OPERATIONS_DEEP: usize = 190;
+/// So often a tree grows and shrinks, at most.
+const ROUNDS_MAX: usize = 8;
 /// How it is told that a search has not kept its promise.
 const NOT_AS_PROMISED: &str = "not as promised";
 
@@ -275,6 +277,16 @@ pub(crate) fn in_rows<const D: usize>(rng: &mut SmallRng, number: usize) -> Rect
 
 /// Inserts, moves and deletes, one after the other: the tree grows and then shrinks. What is wrong, if anything is.
 fn run<const D: usize>(seed: u64, operations: usize, fault: Fault) -> Result<(u64, Steps), String> {
+    run_until::<D>(seed, operations, fault, |_| true)
+}
+
+/// [`run`], and then the tree grows and shrinks again, until enough has happened.
+fn run_until<const D: usize>(
+    seed: u64,
+    operations: usize,
+    fault: Fault,
+    is_enough: impl Fn(&Steps) -> bool,
+) -> Result<(u64, Steps), String> {
     let cluster = server::in_process(2, 16 << 20, MemOptions::default()).unwrap();
     let compute = ComputeServer::join(Arc::new(cluster), ComputeOptions { seed, ..ComputeOptions::default() });
     let compute = compute.unwrap();
@@ -284,8 +296,11 @@ fn run<const D: usize>(seed: u64, operations: usize, fault: Fault) -> Result<(u6
         let structure = create::<D>(&worker).await.unwrap().access().context().structure.clone();
         let (there, steps) = (Expected::default(), Steps::default());
         let mut tree = Steppable::<D> { worker: Handle::clone(&worker), structure, fault, there, searches: 0, steps };
-        for number in 0..operations {
-            let grows = number < operations * 3 / 5;
+        for number in 0..operations * ROUNDS_MAX {
+            if number >= operations && is_enough(&tree.steps) {
+                break;
+            }
+            let grows = number % operations < operations * 3 / 5;
             let (new, at) = (in_rows(&mut rng, number), rng.random_range(0..tree.there.lasting.len().max(1)));
             let op = match tree.there.lasting.values().nth(at).copied() {
                 Some(known) if rng.random_ratio(1, 6) => Op::Update(known, new),
@@ -314,10 +329,11 @@ pub(crate) fn seeds() -> Range<u64> {
 fn between_any_two_steps_a_search_of_a_wide_tree_finds_what_is_there() {
     for seed in seeds() {
         println!("FARLINK_TEST_SEED={seed}");
-        let (searches, wide) = run::<3>(seed, OPERATIONS, Fault::Nothing).unwrap();
-        println!("{searches} searches between {wide:?}");
         // Reinsertions are rare, and the run of this seed has some.
-        assert!(wide.condensed > 4 && (seed != 0 || wide.reinsertions > 2));
+        let is_enough = |wide: &Steps| wide.condensed > 4 && (seed != 0 || wide.reinsertions > 2);
+        let (searches, wide) = run_until::<3>(seed, OPERATIONS, Fault::Nothing, is_enough).unwrap();
+        println!("{searches} searches between {wide:?}");
+        assert!(is_enough(&wide), "too little has happened");
     }
 }
 
@@ -326,9 +342,10 @@ fn between_any_two_steps_a_search_of_a_deep_tree_finds_what_is_there() {
     for seed in seeds() {
         println!("FARLINK_TEST_SEED={seed}");
         let operations = settings::from_env("FARLINK_STEP_OPERATIONS", OPERATIONS_DEEP);
-        let (searches, deep) = run::<6>(seed, operations, Fault::Nothing).unwrap();
+        let is_enough = |deep: &Steps| deep.splits > 20 && deep.condensed > 4;
+        let (searches, deep) = run_until::<6>(seed, operations, Fault::Nothing, is_enough).unwrap();
         println!("{searches} searches between {deep:?}");
-        assert!(deep.splits > 20 && deep.condensed > 4);
+        assert!(is_enough(&deep), "too little has happened");
     }
 }
 
