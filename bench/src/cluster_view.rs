@@ -126,7 +126,8 @@ pub(crate) fn problem(report: &Report) -> Option<String> {
         (
             &report.audit.leaked,
             "leaked",
-            "; a load that was cut off leaves such, and `farlink drop` frees them with the rest",
+            "; a load that was cut off leaves such: `farlink check --free-leaked` frees them while the structure is empty, and \
+             `farlink drop` with the rest",
         ),
         (&report.audit.reached_but_free, "in use, yet marked free", ""),
     ] {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
 use farlink_offload::{Router, Routes, ShardKey, Sharded, ship::Registry};
-use farlink_runtime::access::{Plugin, Structure};
+use farlink_runtime::access::{Access, Plugin, Structure};
 use farlink_runtime::catalog::{self, CreateOptions};
 use farlink_runtime::error::Error;
 use farlink_runtime::layout::CATALOG_PAGES;
@@ -190,6 +190,16 @@ pub(crate) fn check_beside(
     })
 }
 
+/// Frees the pages of a structure that are nobody's, those of a load that was cut off included; how many. `None` as of [`leaks::free`].
+fn free_of(worker: &Worker, access: &impl Access) -> anyhow::Result<Option<u64>> {
+    let Some(freed) = worker.block_on(leaks::free(access))? else { return Ok(None) };
+    match worker.block_on(leaks::free_of_empty(access)) {
+        // A load may be under way.
+        Err(Error::Owned { .. } | Error::HasWriter { .. }) => Ok(Some(freed)),
+        more => Ok(Some(freed + more?)),
+    }
+}
+
 /// Frees the pages of a structure in parts that are nobody's: how many.
 pub(crate) fn free_leaked(kept: &dyn Kept, cluster: &ClusterView, parts: &[String]) -> anyhow::Result<u64> {
     cluster.visit(|worker| {
@@ -274,7 +284,7 @@ impl<S: Subject> Kept for Of<S> {
     }
 
     fn free_leaked(&self, worker: &Worker, structure: Structure) -> anyhow::Result<Option<u64>> {
-        Ok(worker.block_on(leaks::free(&one_sided::<S>(worker, structure)?))?)
+        free_of(worker, &one_sided::<S>(worker, structure)?)
     }
 
     fn repartition(&self, worker: &Worker, structure: &Structure, wish: &Wish) -> anyhow::Result<Repartitioned> {
@@ -305,7 +315,7 @@ impl<P: Plugin> Kept for Unmeasured<P> {
     }
 
     fn free_leaked(&self, worker: &Worker, structure: Structure) -> anyhow::Result<Option<u64>> {
-        Ok(worker.block_on(leaks::free(&one_sided::<P>(worker, structure)?))?)
+        free_of(worker, &one_sided::<P>(worker, structure)?)
     }
 
     fn repartition(&self, worker: &Worker, structure: &Structure, wish: &Wish) -> anyhow::Result<Repartitioned> {
@@ -493,7 +503,13 @@ impl<S: Subject> DataOf<S> {
             let mut is_found = !others.is_empty();
             // Beside others it may seem broken, or empty.
             for structure in found.iter().filter(|_| others.is_empty()) {
-                let report = Of::<S>(PhantomData).check(worker, structure.clone())?;
+                let known = Of::<S>(PhantomData);
+                let mut report = known.check(worker, structure.clone())?;
+                if report.entries == 0 && !report.audit.leaked.is_empty() {
+                    // A load was cut off.
+                    known.free_leaked(worker, structure.clone())?;
+                    report = known.check(worker, structure.clone())?;
+                }
                 if let Some(problem) = cluster_view::problem(&report) {
                     bail!("`{}` is broken: {problem}", structure.name);
                 }

@@ -8,6 +8,9 @@
 //! Of a page whose WRITE was cut off as its compute server died only the lock word may have arrived, and not what says whose it is: whoever
 //! looks first takes it for its structure's.
 //!
+//! A bulk load is no one operation: its pages outlast any grace before something leads to them. What it leaves is freed only while the
+//! structure is empty, and nobody who lives may change it ([`free_of_empty`]).
+//!
 //! What a plug-in says of one page, it says while others change the structure ([`Plugin::is_leaked`]).
 
 use std::future::ready;
@@ -21,12 +24,14 @@ use crate::{
     error::Error,
     free_pages::Unlinked,
     lock::{LockState, LockWord},
+    one_sided::ownership::{self, Waits},
     operation::Restarts,
     page::{HEADER_WORDS, LOCK},
-    pages::{ChunkState, directory},
+    pages::{self, ChunkState, directory},
     ptr::Link,
     recovery::sweep,
     remote::read_lock,
+    structure::Region,
     sync::Ordering,
     worker::Handle,
 };
@@ -47,7 +52,7 @@ const IN_FLIGHT: usize = 32;
 /// If the fabric fails, or a damaged page is in the way.
 pub async fn free<A: Access>(access: &A) -> Result<Option<u64>, Error> {
     let Context { worker, structure, .. } = access.context();
-    let pages = &worker.compute().pages;
+    let held = &worker.compute().pages;
     let kept = [Some(structure.root_link()), structure.descriptor];
     let (mut leaked, mut suspects) = (Vec::new(), Vec::new());
     for geometry in &worker.compute().geometry {
@@ -70,7 +75,7 @@ pub async fn free<A: Access>(access: &A) -> Result<Option<u64>, Error> {
     }
     let Some(found) = doubt(access, suspects.drain(..)).await? else { return Ok(None) };
     leaked.extend(found);
-    if !pass(worker, || pages.in_doubt() == 0).await? {
+    if !pass(worker, || held.in_doubt() == 0).await? {
         return Ok(None);
     }
     // The others were about to be freed by who had unlinked them.
@@ -79,6 +84,37 @@ pub async fn free<A: Access>(access: &A) -> Result<Option<u64>, Error> {
         count += u64::from(read_lock(worker, page.at).await? == page.free_after_doubt(worker.owner()));
     }
     Ok(Some(count))
+}
+
+/// Frees the pages of an empty structure to which nothing leads: what a bulk load leaves whose process dies before the root leads to what it
+/// has written. Of a structure that holds entries, or that is damaged, it frees none. How many it has freed. Owns the structure meanwhile,
+/// so that nobody else changes it, and looks at every page.
+///
+/// # Errors
+/// [`Error::Owned`] or [`Error::HasWriter`] if somebody who lives, this compute server included, owns some of it or changes it: a load may be
+/// under way. If the fabric fails, or the root cannot be read.
+pub async fn free_of_empty<A: Access>(access: &A) -> Result<u64, Error> {
+    let Context { worker, structure, .. } = access.context();
+    // To claim it ends the writers of this compute server, which may be in the middle of a load.
+    let map = ownership::read(worker, structure).await?;
+    if let Some(entry) = map.entries.iter().find(|entry| entry.owner == worker.owner()) {
+        return Err(Error::HasWriter { name: structure.name.clone(), writer: entry.owner });
+    }
+    let all = <A::Plugin as Plugin>::Region::everything();
+    let tenure = ownership::claim::<A::Plugin>(worker, structure, &all, Waits::AWhile).await?;
+    let freeing = async {
+        let report = A::Plugin::check(access).await?;
+        let mut count = 0;
+        if report.entries == 0 && report.problem_count == 0 && !report.is_partial {
+            for page in report.audit.leaked {
+                count += u64::from(pages::free_unlinked(worker, structure.id, page).await?);
+            }
+        }
+        Ok(count)
+    };
+    let freed = freeing.await;
+    ownership::give_up(worker, structure, &tenure).await?;
+    freed
 }
 
 /// Maintenance until that is so; false if another compute server holds it up for long.

@@ -1,16 +1,31 @@
 //! Trees that their owner has filled with a bulk load, and then changed. It dies after requests of that and of the flush behind it:
 //! the load is there as a whole, or not at all.
 
+use std::{
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
+
 use farlink_offload::{Cached, Durability};
-use farlink_runtime::{access::Access, error::Error, one_sided::Proof, report::Report, worker::Worker};
+use farlink_runtime::{
+    access::Access,
+    error::Error,
+    fabric::Fabric,
+    leaks,
+    one_sided::{OneSided, Proof},
+    report::Report,
+    server,
+    worker::Worker,
+};
 use farlink_structures::{
     btree::{BTree, BTreeOptions, Tree},
     map::KeyRange,
     rtree::{self, RTree, RTreeOptions, Rect},
 };
 use farlink_tests::{
-    cluster::FAST,
-    crash::{Scene, enumerate_every, every},
+    cluster::{self, FAST},
+    crash::{Member, Scene, enumerate_every, every},
 };
 
 use crate::{maps, owners::own, rtrees};
@@ -125,6 +140,123 @@ impl Scene for Rects {
     async fn check(&self, worker: &Worker) -> Result<Report, Error> {
         rtrees::Opened::open(worker, rtrees::TREE, Proof::Checksum).await?.check().await
     }
+}
+
+/// A load of a B+-tree that others can see already, one-sided: it dies in the middle, or is cut off.
+#[derive(Debug)]
+struct CutOff;
+
+type OneSidedTree = BTree<OneSided<Tree>>;
+
+async fn load(tree: &OneSidedTree) -> Result<u64, Error> {
+    tree.bulk_load((1..=KEYS).map(|key| (key, key)), 1.0).await
+}
+
+async fn open(worker: &Worker) -> Result<OneSidedTree, Error> {
+    BTree::open(worker, maps::MAP, Proof::Checksum).await
+}
+
+/// Frees what a torn WRITE has left, and what nothing leads to in an empty tree; how many pages.
+async fn free_all(tree: &OneSidedTree) -> Result<u64, Error> {
+    let torn = tree.free_leaked().await?.expect("nobody holds up the epoch");
+    Ok(torn + leaks::free_of_empty(tree.access()).await?)
+}
+
+impl Scene for CutOff {
+    type Open = OneSidedTree;
+
+    async fn prepare(&self, worker: &Worker) -> Result<(), Error> {
+        Ordered(false).prepare(worker).await
+    }
+
+    async fn open(&self, worker: &Worker) -> Result<Self::Open, Error> {
+        open(worker).await
+    }
+
+    async fn act(&self, tree: &Self::Open) -> Result<(), Error> {
+        load(tree).await.map(drop)
+    }
+
+    async fn verify(&self, worker: &Worker, loaded: bool) -> Result<(), Error> {
+        let tree = open(worker).await?;
+        require_whole(tree.len().await?, KEYS, false, loaded);
+        Ok(())
+    }
+
+    async fn free_leaked(&self, worker: &Worker) -> Result<u64, Error> {
+        let tree = open(worker).await?;
+        let count = tree.len().await?;
+        let freed = free_all(&tree).await?;
+        assert!(freed == 0 || count == 0, "{freed} pages of a tree that holds entries");
+        assert_eq!(tree.len().await?, count);
+        if count == 0 {
+            assert_eq!(load(&tree).await?, KEYS);
+        }
+        Ok(freed)
+    }
+
+    async fn check(&self, worker: &Worker) -> Result<Report, Error> {
+        Ordered(false).check(worker).await
+    }
+}
+
+#[test]
+fn what_a_load_leaves_that_was_cut_off_is_freed() {
+    enumerate_every(EVERY_MAX.min(every()), FAST, &CutOff);
+}
+
+/// How often somebody else is polled before the loader is again, whose locks it may wait for.
+const TURNS: usize = 10_000;
+/// Enough for many batches.
+const MANY: u64 = 50 * KEYS;
+
+/// What somebody does while a load goes on slowly.
+fn beside<T>(member: &Member, act: impl Future<Output = T>, mut loading: Pin<&mut impl Future>) -> T {
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut acting = pin!(member.worker().drive(act));
+    loop {
+        for _ in 0..TURNS {
+            if let Poll::Ready(outcome) = acting.as_mut().poll(&mut cx) {
+                return outcome;
+            }
+        }
+        assert!(loading.as_mut().poll(&mut cx).is_pending(), "the load is over");
+    }
+}
+
+/// Whoever lives may go on, in whatever process.
+#[test]
+fn of_a_load_that_is_under_way_nothing_is_freed() {
+    let fabric: Arc<dyn Fabric> = Arc::new(server::in_process(2, 8 << 20, FAST).unwrap());
+    cluster::with_worker(&fabric, |worker| worker.block_on(CutOff.prepare(worker))).unwrap();
+    let [loader, other] = [1, 2].map(|seed| Member::join(&fabric, seed).unwrap());
+    let tree = loader.worker().block_on(open(loader.worker())).unwrap();
+    let load = tree.bulk_load((0..MANY).map(|key| (key, key)), 1.0);
+    let mut loading = Box::pin(loader.worker().drive(load));
+    loop {
+        let report = beside(&other, CutOff.check(other.worker()), loading.as_mut()).unwrap();
+        assert_eq!(report.entries, 0);
+        if report.audit.leaked.len() > 100 {
+            break;
+        }
+        assert!(loading.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
+    for member in [&other, &loader] {
+        let free = async { leaks::free_of_empty(open(member.worker()).await?.access()).await };
+        let freed = beside(member, free, loading.as_mut());
+        assert!(
+            matches!(freed, Err(Error::HasWriter { writer, .. }) if writer == loader.worker().owner()),
+            "{freed:?}"
+        );
+    }
+    let loaded = loop {
+        if let Poll::Ready(loaded) = loading.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            break loaded;
+        }
+    };
+    assert_eq!(loaded.unwrap(), MANY);
+    let report = other.worker().block_on(CutOff.check(other.worker())).unwrap();
+    assert!(report.is_clean() && report.entries == MANY, "{report:?}");
 }
 
 #[test]
