@@ -31,7 +31,6 @@ use crate::{
 /// As fast as memory.
 pub const FAST: MemOptions = MemOptions {
     latency_ns: 0,
-    request_ns: 0,
     bandwidth_bytes_per_s: 0,
     nasty: false,
     ordered_writes: true,

@@ -75,7 +75,6 @@ mod tests {
     const WORDS: usize = 32;
     const NASTY: MemOptions = MemOptions {
         latency_ns: 0,
-        request_ns: 0,
         bandwidth_bytes_per_s: 0,
         nasty: true,
         ordered_writes: true,

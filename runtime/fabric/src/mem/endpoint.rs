@@ -141,11 +141,11 @@ impl Timed {
     /// When a request posted at `now_ns` is due.
     fn due_ns(&mut self, options: &MemOptions, request: &Request, now_ns: u64) -> u64 {
         let bytes = u128::from(request.verb.bytes() as u64);
-        let transfer_ns = (bytes * 1_000_000_000).checked_div(u128::from(options.bandwidth_bytes_per_s)).unwrap_or(0);
-        let occupied_ns = options.request_ns + transfer_ns as u64;
+        let transfer_ns =
+            (bytes * 1_000_000_000).checked_div(u128::from(options.bandwidth_bytes_per_s)).unwrap_or(0) as u64;
         let mut sent_ns = now_ns;
-        if let (1.., Some(free_ns)) = (occupied_ns, self.path_free_ns.get_mut(request.at.server().index())) {
-            *free_ns = now_ns.max(*free_ns) + occupied_ns;
+        if let (1.., Some(free_ns)) = (transfer_ns, self.path_free_ns.get_mut(request.at.server().index())) {
+            *free_ns = now_ns.max(*free_ns) + transfer_ns;
             sent_ns = *free_ns;
         }
         sent_ns.saturating_add(options.latency_ns)

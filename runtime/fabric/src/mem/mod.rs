@@ -80,9 +80,6 @@ const UNSERVED_MAX: Duration = Duration::from_secs(1);
 pub struct MemOptions {
     /// Nanoseconds added to every operation: it completes no sooner. Operations in flight overlap.
     pub latency_ns: u64,
-    /// Nanoseconds that each request occupies the way from an endpoint to a memory server, whatever its size: requests
-    /// go one after another, as through a network card, which takes so many a second and no more.
-    pub request_ns: u64,
     /// Bytes per second between one endpoint and one memory server; 0 for no limit.
     pub bandwidth_bytes_per_s: u64,
     /// Moves each READ and WRITE cache line by cache line in shuffled order, words within a line too, with other work let
@@ -102,7 +99,6 @@ impl Default for MemOptions {
     fn default() -> Self {
         Self {
             latency_ns: 0,
-            request_ns: 0,
             bandwidth_bytes_per_s: 0,
             nasty: false,
             ordered_writes: true,
@@ -115,7 +111,7 @@ impl Default for MemOptions {
 
 impl MemOptions {
     fn is_timed(&self) -> bool {
-        self.latency_ns != 0 || self.request_ns != 0 || self.bandwidth_bytes_per_s != 0
+        self.latency_ns != 0 || self.bandwidth_bytes_per_s != 0
     }
 
     /// Those of a worker's endpoint.
