@@ -6,6 +6,7 @@
 mod order;
 mod owners;
 mod requests;
+mod timed;
 
 use std::time::Duration;
 
