@@ -1,5 +1,7 @@
 //! What a request and its reply promise.
 
+use std::sync::atomic::Ordering;
+
 use farlink_runtime::{
     error::Error,
     fabric::{Error as FabricError, listener::DEFAULT_CONNECTION_BYTES, mem::MemOptions},
@@ -10,7 +12,7 @@ use farlink_tests::{
     drive::polled,
 };
 
-use crate::scene::{ABOVE_100, COUNT, DROP, ECHO, LATER, REFUSE, SMALL, Scene, scene, server};
+use crate::scene::{ABOVE_100, COUNT, DROP, ECHO, HELD, LATER, REFUSE, SMALL, Scene, scene, server};
 
 const LATENCY: MemOptions = MemOptions { latency_ns: 2_000, bandwidth_bytes_per_s: 10_000_000_000, ..FAST };
 
@@ -202,6 +204,43 @@ fn messages_that_are_not_coalesced_arrive_as_well() {
             assert!(reply.words().iter().copied().eq(0..words));
         }
     });
+}
+
+/// How many WRITEs a memory server's replies took to so many requests that are posted together.
+fn writes_of_replies(coalesce: bool, requests: u64) -> u64 {
+    let scene = scene(1, FAST, DEFAULT_CONNECTION_BYTES, &ServeMessages::default());
+    let compute = scene.join(9);
+    let worker = compute.worker().unwrap();
+    worker.block_on(async {
+        let options = ChannelOptions { coalesce, ..ABOVE_100 };
+        let channel = worker.channel_with(server(0), options).await.unwrap();
+        let ask = |number: u64| {
+            let channel = channel.clone();
+            worker.spawn(async move {
+                let reply = channel.request(HELD, &number, Priority::BestEffort).await.unwrap();
+                assert_eq!(reply.decode::<u64>().unwrap(), number);
+            })
+        };
+        let asked: Vec<_> = (0..requests).map(ask).collect();
+        while scene.seen.handled.load(Ordering::Relaxed) < requests {
+            worker.yield_now().await;
+        }
+        let before = scene.messages[0].counts().writes;
+        // All of them are answered in one turn.
+        scene.seen.lets_go.store(true, Ordering::Release);
+        for request in asked {
+            request.await;
+        }
+        scene.messages[0].counts().writes - before
+    })
+}
+
+#[test]
+fn replies_go_out_together_unless_told_otherwise() {
+    let (together, singly) = (writes_of_replies(true, 30), writes_of_replies(false, 30));
+    println!("30 replies: {together} WRITEs, or {singly}");
+    assert!(together <= 10, "{together} WRITEs for 30 replies that were ready together");
+    assert!(singly >= 30, "{singly} WRITEs for 30 replies that were to go singly");
 }
 
 #[test]
