@@ -109,7 +109,9 @@ pub trait Model: 'static {
     const CACHE_BYTES: usize = 128 << 10;
 
     /// About how many pages of the root's size a cache keeps in half of the runs, so that pages come and go: fewer than the structure has once it
-    /// is [filled](Model::fill), and as many as four operations hold. 0: there are no such runs, and no page ever leaves a cache.
+    /// is [filled](Model::fill), and as many as four operations hold. A cache makes room for pages of one size in blocks of 4 KiB and their
+    /// frames: where pages have other sizes than the root's, each of these takes a block at least, so 4 roots of 2 KiB leave no room for
+    /// buckets of 256 B (`CacheError::NoRoom`). 0: there are no such runs, and no page ever leaves a cache.
     const CACHED_PAGES: usize = 0;
 
     /// The memory of a mapping cache in half of the runs, in bytes, so that what it remembers comes and goes: there is a value for each 512 of
