@@ -1,5 +1,5 @@
 //! Trees that their owner has filled with a bulk load, and then changed. It dies after requests of that and of the flush behind it:
-//! the load is there as a whole, or not at all.
+//! the load is there as a whole, or not at all. And one-sided loads that are cut off, whose pages are freed.
 
 use std::{
     pin::{Pin, pin},
