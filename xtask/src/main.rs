@@ -9,7 +9,9 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, Subcommand};
 
+mod built;
 mod circles;
+mod loom;
 mod softroce;
 mod workspace;
 
@@ -68,32 +70,13 @@ enum Step {
 
 fn main() -> Result<ExitCode> {
     match Args::parse().step {
-        Step::Loom { preemptions, filter } => loom(preemptions, filter.as_deref())?,
+        Step::Loom { preemptions, filter } => loom::explore(preemptions, filter.as_deref())?,
         Step::Fuzz { seconds, seed, filter } => fuzz(seconds, seed, filter.as_deref())?,
         Step::Miri { filter } => miri(filter.as_deref())?,
         Step::Circles => return circles(),
         Step::Softroce(args) => return softroce::main(&args),
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn loom(preemptions: u32, filter: Option<&str>) -> Result<()> {
-    let cargo = |does: &str| {
-        let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo
-            .args(["test", "--release", "--package", "farlink-loom-tests", "--test", "models", "--no-fail-fast", "--"])
-            .arg(does)
-            .args(filter)
-            // The last two are for crossbeam-epoch's part.
-            .env("RUSTFLAGS", appended("RUSTFLAGS", "--cfg loom --cfg crossbeam_loom --cfg crossbeam_sanitize"))
-            .env("LOOM_MAX_PREEMPTIONS", preemptions.to_string())
-            // Whole-program optimisation of each model would take longer than running it.
-            .env("CARGO_PROFILE_RELEASE_LTO", "off")
-            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "8");
-        cargo
-    };
-    require_tests(filter, [cargo("--list")], "loom")?;
-    run(&mut cargo("--nocapture"), "loom")
 }
 
 fn fuzz(seconds: u64, seed: Option<u64>, filter: Option<&str>) -> Result<()> {

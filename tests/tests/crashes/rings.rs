@@ -47,7 +47,7 @@ fn fabric() -> Result<Arc<dyn Fabric>, Error> {
     Ok(Arc::new(server::in_process(SERVERS, 2 << 20, FAST)?))
 }
 
-/// A compute server that has all memory.
+/// A compute server that has all memory, and whose own thread announces epochs: nobody waits for it to leave.
 struct Holder {
     held: Vec<NewPage>,
     member: Member,
@@ -55,7 +55,7 @@ struct Holder {
 
 impl Holder {
     fn join(fabric: &Arc<dyn Fabric>) -> Result<Self, Error> {
-        let member = Member::join(fabric, 1)?;
+        let member = Member::of(cluster::join(fabric, 1)?)?;
         let held = member.worker().block_on(fill(member.worker()))?;
         Ok(Self { held, member })
     }

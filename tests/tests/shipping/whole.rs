@@ -27,7 +27,7 @@ use farlink_tests::{
     bounded::Watchdog,
     cluster::{self, FAST},
     fleet::{self, Fleet},
-    here,
+    here, settings,
 };
 
 const KEYS: u64 = 3000;
@@ -146,7 +146,7 @@ fn write_and_read_by_turns<S: OrderedMap, A: Run<Plugin = S>>(
     hits: fn(&A) -> u64,
 ) {
     const KEYS: u64 = 150;
-    const ROUNDS: u64 = 30;
+    let rounds = settings::from_env("FARLINK_TURN_ROUNDS", 30);
     thread::scope(|scope| {
         for own in 0..2 {
             let here = &here;
@@ -158,7 +158,7 @@ fn write_and_read_by_turns<S: OrderedMap, A: Run<Plugin = S>>(
                 let map = Map::<S, _>::over(Adaptive::new(access, &worker, structure.clone(), policies));
                 let mut seen = vec![None; KEYS as usize];
                 worker.block_on(async {
-                    for round in 1..=ROUNDS {
+                    for round in 1..=rounds {
                         // Sent and then done here, or the other way round: an odd number of operations a round.
                         for key in (0..KEYS).filter(|key| key % 2 == own) {
                             assert_eq!(map.upsert(key, round).await.unwrap(), Some(round - 1).filter(|&at| at > 0));
@@ -172,7 +172,7 @@ fn write_and_read_by_turns<S: OrderedMap, A: Run<Plugin = S>>(
                     }
                 });
                 let (shipped, hits) = (map.access().counts().shipped, hits(map.access().here()));
-                assert!(shipped >= ROUNDS * KEYS / 2 && hits > 100, "{shipped} operations shipped, {hits} hits");
+                assert!(shipped >= rounds * KEYS / 2 && hits > 100, "{shipped} operations shipped, {hits} hits");
             });
         }
     });

@@ -156,15 +156,17 @@ impl Script {
         self.program(Lane::Alone, "stopped_server");
         self.test(built, "messaging", 240, &["FARLINK_END_ROUNDS=2", "FARLINK_END_REQUESTS=200"], &[])?;
         let settings = [
-            "FARLINK_THREADS_SECONDS=.6",
-            "FARLINK_COARSE_STEPS=100",
+            "FARLINK_THREADS_SECONDS=.3",
+            "FARLINK_COARSE_STEPS=60",
             "FARLINK_COARSE_KEYS=400",
-            "FARLINK_PIECES_ROUNDS=50",
+            "FARLINK_PIECES_ROUNDS=25",
             "FARLINK_SENT_STEPS=120",
-            "FARLINK_SENT_ROUNDS=10",
+            "FARLINK_SENT_ROUNDS=5",
+            "FARLINK_TURN_ROUNDS=8",
         ];
         // The same code over another structure, and what does not depend on the fabric.
-        let skipped = ["skiplist::", "bwtree::", "a_get_is_one", "leaves_are_everywhere", "hold_nothing_back"];
+        let skipped =
+            ["skiplist::", "bwtree::", "a_get_is_one", "leaves_are_everywhere", "hold_nothing_back", "places_pages"];
         self.test(built, "shipping", 300, &settings, if all { &[] } else { &skipped })?;
         self.program(Lane::Programs, "serve_and_ship");
         self.program(Lane::Programs, "killed_owner");

@@ -5,13 +5,12 @@ use std::{
     fs,
     io::Read as _,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Command,
 };
 
-use anyhow::{Context, Result, bail, ensure};
-use serde_json::Value;
-
 use super::{host, plan::Wanted, process::run, target_dir};
+use crate::built;
+use anyhow::{Context, Result, ensure};
 
 /// Programs by the name that they have in the guest.
 #[derive(Debug, Default)]
@@ -135,19 +134,10 @@ impl Built {
 
     /// Runs cargo and takes the programs that it names.
     fn take(&mut self, cargo: &mut Command) -> Result<()> {
-        cargo.arg("--message-format=json-render-diagnostics").stdout(Stdio::piped());
-        let output = cargo.spawn().context("starting cargo")?.wait_with_output()?;
-        if !output.status.success() {
-            bail!("building the guest's programs failed ({})", output.status);
-        }
-        for line in output.stdout.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
-            let message: Value = serde_json::from_slice(line).context("cargo printed something that is no JSON")?;
-            let Some(path) = message["executable"].as_str() else { continue };
-            let kind = message["target"]["kind"][0].as_str().unwrap_or_default();
-            let target = message["target"]["name"].as_str().unwrap_or_default().to_owned();
-            match kind {
-                "test" => drop(self.tests.insert(target, self.programs.add(Path::new(path))?)),
-                "bin" if message["profile"]["test"] == false => drop(self.programs.add(Path::new(path))?),
+        for built in built::executables(cargo).context("building the guest's programs")? {
+            match built.kind.as_str() {
+                "test" => drop(self.tests.insert(built.target, self.programs.add(&built.path)?)),
+                "bin" if !built.is_test => drop(self.programs.add(&built.path)?),
                 _ => {}
             }
         }
