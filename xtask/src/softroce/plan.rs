@@ -142,6 +142,13 @@ impl Script {
         let settings = ["FARLINK_FAILING_RUNS=1", "FARLINK_FAILING_SECONDS=0.06", "FARLINK_FAILING_KEYS=4000"];
         let skipped = ["skiplist::", "bwtree::", "shipped", "searched", "inner_pages", "dropped"];
         self.test(built, "failing", 300, &settings, &skipped)?;
+        if self.wants("conformance") {
+            // The kit of structures that are no ordered maps.
+            let settings = ["env", "FARLINK_KIT_SECONDS=.05", "FARLINK_KIT_OPS=40"];
+            let tests =
+                [built.test("conformance")?, "latch_free::model", "mixed_sizes::linearizable", "--test-threads", "2"];
+            self.step(Lane::Tests, "conformance", 240, &[&settings[..], &tests].concat());
+        }
         for case in ["serve_and_bench", "without_the_secret", "random_bytes", "killed_bench"] {
             self.program(Lane::Programs, case);
         }

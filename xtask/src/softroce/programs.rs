@@ -64,7 +64,7 @@ const PACKAGES: [&str; 4] = [VERBS, "farlink-runtime", "farlink-tests", PROGRAM]
 /// Tests with which the programs come: a small one of each package that has some.
 const WITH_PROGRAMS: [&str; 2] = ["fabric", "program"];
 /// The tests of memory, and of messages.
-const MEMORY: [&str; 5] = ["verbs", "fabric", "failing", "program", "threads"];
+const MEMORY: [&str; 6] = ["verbs", "fabric", "failing", "program", "threads", "conformance"];
 const MESSAGES: [&str; 2] = ["messaging", "shipping"];
 /// Those that take minutes.
 const MORE: [&str; 6] = ["cached", "faults", "hostile", "killed", "model", "reclaim"];
