@@ -110,10 +110,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
                     // Before others take it.
                     Swept::Room => continue,
                     Swept::Writes => {}
-                    Swept::Nothing => {
-                        let why = "operations in flight, or pages that cannot be written, hold every frame";
-                        return Err(self.no_room(why));
-                    }
+                    Swept::Nothing => return Err(self.no_room(class, self.who_holds_room(class))),
                 }
             }
             yield_once().await;
@@ -384,6 +381,22 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             }
         }
         swept
+    }
+
+    /// Why a sweep for a page of this size has found nothing.
+    fn who_holds_room(&self, class: SizeClass) -> &'static str {
+        let cache = self.cache();
+        let holds_page = |index| {
+            let frame = cache.frame(index);
+            // A frame that has lost its body is held, too, but for no page.
+            frame.class() == class && frame.state() != State::Free && frame.page().is_some()
+        };
+        if cache.frame_numbers().any(holds_page) {
+            "operations in flight, or pages that cannot be written, hold every frame"
+        } else {
+            "pages of other sizes have all the memory, and each block of it holds one that cannot go: in use by operations in flight, \
+             anchored, or not written"
+        }
     }
 
     /// The frames of the block that a frame of this class is in.

@@ -1,6 +1,6 @@
 //! What can go wrong.
 
-use crate::id::PageId;
+use crate::id::{PageId, SizeClass};
 
 /// Why a cache cannot be made.
 #[derive(Debug, thiserror::Error)]
@@ -172,10 +172,12 @@ pub enum CacheError<E: std::error::Error + 'static> {
     },
     /// Every frame is held by operations in flight, or by pages that the store did not take.
     #[error(
-        "no page can make room: {held}; use a larger cache or fewer operations at a time{}",
+        "no page can make room for one of {class:?}: {held}; use a larger cache or fewer operations at a time{}",
         last_write_error.as_ref().map(|error| format!(" (the store refused a page: {error})")).unwrap_or_default()
     )]
     NoRoom {
+        /// The size of the page that finds none.
+        class: SizeClass,
         /// What holds the frames.
         held: &'static str,
         /// What the store said to the last write that failed.

@@ -124,6 +124,8 @@ pub struct SizeClass(u8);
 impl SizeClass {
     /// How many classes there are.
     pub const COUNT: usize = 11;
+    /// The smallest: 64 bytes.
+    pub const MIN: Self = Self(0);
     /// The largest: 64 KiB.
     pub const MAX: Self = Self(Self::COUNT as u8 - 1);
 

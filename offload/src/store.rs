@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use farlink_cache::{CacheError, Conflict, PageError, PageId, Store, look_again};
+use farlink_cache::{CacheError, Conflict, PageError, PageId, SizeClass as CacheClass, Store, look_again};
 use farlink_runtime::{
     access::{Access, Context, Interrupt, Link, PageRef, Plugin},
     buffer::Buffer,
@@ -165,8 +165,8 @@ struct Inner<P: Plugin> {
     known: Known,
     /// This handle's way through the gate.
     way: Way,
-    /// How often there was no room since a page was last read.
-    no_room: Cell<u32>,
+    /// How often there was no room for pages of each size since one was last read.
+    no_room: [Cell<u32>; CacheClass::COUNT],
     told: RefCell<Vec<ReadObserver>>,
 }
 
@@ -181,8 +181,8 @@ impl std::fmt::Debug for ReadObserver {
 
 /// So often a page that is to be written waits for others to make room in the log, where there is no memory.
 const WAITS_MAX: u32 = 64;
-/// So often without a page read in between, and a cache counts as too small for what is in flight.
-const NO_ROOM_MAX: u32 = 10_000;
+/// So often without a page of that size read in between, and a cache counts as too small for what is in flight.
+const NO_ROOM_MAX: u32 = 500;
 
 /// Remote memory, for one worker's handle of a cache.
 #[derive(Debug)]
@@ -196,7 +196,7 @@ impl<P: Plugin> Clone for RemoteStore<P> {
 
 impl<P: Plugin> RemoteStore<P> {
     pub(crate) fn new(one_sided: OneSided<P>, owned: Option<Owned<P>>, known: Known) -> Self {
-        let (batch, no_room, told, way) = (Cell::new(0), Cell::new(0), RefCell::default(), known.gate.way());
+        let (batch, no_room, told, way) = (Cell::new(0), Default::default(), RefCell::default(), known.gate.way());
         let arrivals = Arrivals::default();
         Self(Rc::new(Inner { one_sided, owned, batch, arrivals, known, way, no_room, told }))
     }
@@ -213,14 +213,18 @@ impl<P: Plugin> RemoteStore<P> {
     /// What a failed access to the cache means for an operation. Without room it begins anew, which gives up its pages, so
     /// that others get on; if nobody does for long, the cache is too small.
     pub(crate) fn interrupt(&self, error: CacheError<Interrupt>) -> Interrupt {
-        if let CacheError::NoRoom { last_write_error: None, .. } = error {
-            let in_a_row = self.0.no_room.get() + 1;
-            self.0.no_room.set(in_a_row);
+        if let CacheError::NoRoom { class, last_write_error: None, .. } = error {
+            let in_a_row = self.no_room(class).get() + 1;
+            self.no_room(class).set(in_a_row);
             if in_a_row < NO_ROOM_MAX {
                 return Interrupt::conflict();
             }
         }
         interrupt(error)
+    }
+
+    fn no_room(&self, class: CacheClass) -> &Cell<u32> {
+        &self.0.no_room[(class.bytes() / CacheClass::MIN.bytes()).ilog2() as usize]
     }
 
     pub(crate) fn known(&self) -> &Known {
@@ -356,8 +360,8 @@ impl<P: Plugin> Store for RemoteStore<P> {
         Ok(self.context().worker.buffer(words)?)
     }
 
-    async fn read(&self, page: PageId, _class: farlink_cache::SizeClass) -> Result<Buffer, Interrupt> {
-        self.0.no_room.set(0);
+    async fn read(&self, page: PageId, class: CacheClass) -> Result<Buffer, Interrupt> {
+        self.no_room(class).set(0);
         self.require_tenure()?;
         // Of a page that is known to be on its way nobody begins that any more: it is seen here, or its lock word says so.
         if self.known().freeing.contains(link_of(page)) {
@@ -497,8 +501,8 @@ pub(crate) fn page_id(link: Link) -> PageId {
     PageId::new(link.word()).expect("an unswizzled link to a page")
 }
 
-pub(crate) fn to_cache(class: SizeClass) -> farlink_cache::SizeClass {
-    farlink_cache::SizeClass::of_bytes(class.bytes()).expect("both crates have the same classes")
+pub(crate) fn to_cache(class: SizeClass) -> CacheClass {
+    CacheClass::of_bytes(class.bytes()).expect("both crates have the same classes")
 }
 
 /// What a refused call of the cache means for an operation.

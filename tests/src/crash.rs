@@ -10,6 +10,7 @@ use std::{
     str::FromStr,
     sync::Arc,
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use anyhow::Context as _;
@@ -40,6 +41,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::{
     backend::here::{self, Here},
+    bounded::Watchdog,
     cluster,
     direct::Direct,
     fleet, settings,
@@ -48,6 +50,8 @@ use crate::{
 const SERVERS: usize = 2;
 /// Bytes of each memory server.
 const SERVER_BYTES: u64 = 2 << 20;
+/// Which no scene takes to be played once.
+const LIMIT: Duration = Duration::from_secs(20);
 
 /// A member of the cluster that does its own maintenance.
 #[derive(Debug)]
@@ -499,6 +503,7 @@ pub fn stop_again<S: Scene + Debug>(options: MemOptions, scene: &S, after: u64) 
 fn resumed<S: Scene + Debug>(options: MemOptions, scene: &S, after: u64, is_other: bool) -> Resumed {
     scene.take_way(is_other);
     let play = |is_late| {
+        let _watch = Watchdog::start(format!("{scene:?}, FARLINK_CRASH_STOP={after}, answers late: {is_late}"), LIMIT);
         let played =
             std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| play_resumed(options, scene, after, is_late)));
         match played {
@@ -698,6 +703,7 @@ pub fn enumerate_sweepers<S: Scene + Debug>(options: MemOptions, scene: &S, vict
 const IN_FULL: Death = Death { order: Order::Posted, tears: None, after: NEVER, sweeper_after: None };
 
 fn played<S: Scene + Debug>(options: MemOptions, scene: &S, death: Death, is_other: bool) -> Played {
+    let _watch = Watchdog::start(format!("{scene:?}, FARLINK_CRASH_DEATH={death}"), LIMIT);
     scene.take_way(is_other);
     let played = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| play(options, scene, death)));
     match played {

@@ -28,7 +28,7 @@ use farlink_tests::{
     plugins::{
         chains::{self, Chains, Push, Take, Values},
         doubled::{self, BUCKETS, Double, Doubled, Find, Get, Set},
-        mixed::{self, Mixed, Sum},
+        mixed::{self, Add, Mixed, Sum},
     },
     strict::{Rules, Strict},
 };
@@ -102,6 +102,28 @@ fn each_part_of_a_fork_is_shipped() {
         let engine = Engine::new(owned, Policies::new(Always), EngineOptions { level_max: Some(0) })?;
         assert_eq!(engine.execute(&Sum { forks: false }).await?, 0);
         assert_eq!(engine.counts().shipped, 0);
+        Ok(())
+    });
+}
+
+/// A cache with one block of memory has room for pages of one size at a time, while those of others come and go: an operation that finds none
+/// ends, and says why.
+#[test]
+fn where_pages_of_one_size_find_no_room_an_operation_ends() {
+    with(FAST, everywhere(PlacementPolicy::RoundRobin), async |worker, placement| {
+        let made = mixed::create(worker, "s", placement).await?;
+        let structure = farlink_runtime::access::Access::context(&made).structure.clone();
+        let mut options = CacheOptions::new(1 << 20);
+        (options.page_bytes, options.pages_max) = (256, 16);
+        let owned = ComputeCache::<Mixed>::new(options)?.own(worker, structure, ()).await?;
+        // The counters of 256 B stand beside the root.
+        for (counter, has_room) in [(0, false), (1, true), (2, false), (1, true)] {
+            let added = owned.execute(&Add { counter, amount: 0 }).await;
+            let why =
+                format!("no page can make room for one of {} B: pages of other sizes", mixed::BYTES[counter as usize]);
+            let ends_well = added.as_ref().map_or_else(|error| error.to_string().contains(&why), |_| has_room);
+            assert!(ends_well && added.is_ok() == has_room, "counter {counter}: {added:?}");
+        }
         Ok(())
     });
 }

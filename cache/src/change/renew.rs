@@ -60,7 +60,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             drop(found);
             crate::fetch::yield_once().await;
         }
-        Err(self.no_room("the page to drop is in use"))
+        Err(self.no_room(class, "the page to drop is in use"))
     }
 
     /// `None` if the page is in use.

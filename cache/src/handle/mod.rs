@@ -308,7 +308,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         loop {
             let page = self.load(page, class).await?;
             if page.is_bypass() {
-                return Err(self.no_room("the page to keep was not admitted"));
+                return Err(self.no_room(class, "the page to keep was not admitted"));
             }
             if let Ok(pinned) = self.pin(&page) {
                 // The anchor's to undo.
@@ -437,8 +437,8 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         }
     }
 
-    pub(crate) fn no_room(&self, held: &'static str) -> CacheError<S::Error> {
-        CacheError::NoRoom { held, last_write_error: self.cache().last_write_error() }
+    pub(crate) fn no_room(&self, class: SizeClass, held: &'static str) -> CacheError<S::Error> {
+        CacheError::NoRoom { class, held, last_write_error: self.cache().last_write_error() }
     }
 }
 

@@ -25,6 +25,7 @@ fn reserving_everything_is_an_error_not_a_hang() {
         unreachable!()
     });
     assert!(matches!(error, (150.., CacheError::NoRoom { last_write_error: None, .. })), "{error:?}");
+    assert!(error.1.to_string().contains("hold every frame"), "{}", error.1);
     assert_eq!(test_bed.run(|tree| async move { tree.get(1).await }).unwrap(), Some(1));
 }
 
@@ -122,6 +123,28 @@ fn counters_add_up() {
         drop((tree, other));
         assert_eq!(cache.counters(), counters, "and of those that have ended");
     }
+}
+
+/// One page in each block is enough to keep the memory from pages of another size, and the error says that it is so.
+#[test]
+fn who_has_the_memory_is_said_to_pages_of_another_size() {
+    let test_bed = test_bed(Admission::Always);
+    let error = test_bed.run(|tree| async move {
+        let mut held = Vec::new();
+        for id in 100_000.. {
+            match tree.handle.reserve(PageId::new(id).unwrap(), tree.class).await {
+                Ok(page) => held.push(page),
+                Err(_) => break,
+            }
+        }
+        let larger = class(1024);
+        tree.handle.reserve(PageId::new(1_000_000).unwrap(), larger).await.unwrap_err()
+    });
+    let said = error.to_string();
+    assert!(
+        matches!(error, CacheError::NoRoom { .. }) && said.contains("for one of 1024 B: pages of other sizes"),
+        "{said}"
+    );
 }
 
 /// Pages without links: page `n` of a class has `n` in every word but those that the layout looks at.

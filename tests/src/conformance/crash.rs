@@ -4,7 +4,6 @@ use std::{
     cell::{Cell, RefCell},
     fmt,
     sync::Arc,
-    time::Duration,
 };
 
 use farlink_offload::{OwnerServer, ship::Registry};
@@ -30,7 +29,6 @@ use super::{
 };
 use crate::{
     backend::Backend,
-    bounded::Watchdog,
     cluster::{FAST, WEAK},
     crash::{Member, MemoryServers, Scene, enumerate_from, every},
     settings,
@@ -60,8 +58,6 @@ const SELDOM: u64 = 1 << 32;
 const GOING_ON: usize = 20;
 /// Operations that are drawn until one changes something.
 const DRAWN_MAX: usize = 200;
-/// Far more than one play takes.
-const LIMIT: Duration = Duration::from_secs(20);
 
 /// A compute server dies in an operation, or in the flush behind it, after some of its requests, once in each order of memory servers; or
 /// after each of them. Others find the state before the operation or behind it, behind it if it was answered, and flushed where owners do
@@ -108,7 +104,6 @@ struct Crash<M: Model> {
     /// Where compute servers own parts: the other one, and how the victim's worker will own.
     other: RefCell<Option<Other<M>>>,
     client: RefCell<Option<Client<M>>>,
-    watchdog: RefCell<Option<Watchdog>>,
 }
 
 /// A compute server that owns all at first, and goes on when the victim is dead.
@@ -148,7 +143,7 @@ impl<M: Model> Crash<M> {
             (behind != state).then_some((op, behind))
         })?;
         let states = [state, behind];
-        let (possible, other, client, watchdog) = Default::default();
+        let (possible, other, client) = Default::default();
         let [lasts, takes_over] = [const { Cell::new(false) }; 2];
         Some(Self {
             variant,
@@ -163,7 +158,6 @@ impl<M: Model> Crash<M> {
             takes_over,
             other,
             client,
-            watchdog,
         })
     }
 
@@ -246,7 +240,6 @@ impl<M: Model> Scene for Crash<M> {
     }
 
     async fn prepare(&self, worker: &Worker) -> Result<(), Error> {
-        self.watchdog.replace(Some(Watchdog::start(format!("{self:?}"), LIMIT)));
         let placement = StructurePlacement { policy: self.variant.policy(), root: ServerId::new(1) };
         M::create(worker, NAME, placement).await?;
         let (reached, _client) = self.client(worker, AccessVariant::OneSided).await?;

@@ -217,10 +217,10 @@ impl Session {
     /// Ends the connection from this side, for this reason.
     pub(super) fn give_up(&self, why: &str) {
         let mut line = lock(&self.shared.line);
-        line.lost.get_or_insert_with(|| {
+        if line.lost.is_none() {
             tracing::warn!(server = %self.shared.whose, why, "control connection given up");
-            why.into()
-        });
+            self.shared.lose(&mut line, why.into());
+        }
         line.sender.shut_down();
     }
 
@@ -357,6 +357,13 @@ impl Shared {
         true
     }
 
+    /// The connection is lost, for this reason. Counted under the lock: who is told of the loss finds it counted, and, by the release, who sees the
+    /// number finds the loss.
+    fn lose(&self, line: &mut Line, why: String) {
+        line.lost.get_or_insert(why);
+        self.losses.fetch_add(1, Ordering::Release);
+    }
+
     fn lost_now(&self) -> Error {
         let line = lock(&self.line);
         self.lost(line.lost.as_deref().unwrap_or("it does not answer"))
@@ -470,11 +477,8 @@ fn read_answers(shared: &Shared, mut receiver: Receiver) {
     tracing::debug!(server = %shared.whose, why, "control connection lost");
     let mut line = lock(&shared.line);
     line.sender.shut_down();
-    line.lost.get_or_insert(why);
     line.waiting.clear();
-    drop(line);
-    // Release: who sees the number sees the loss.
-    shared.losses.fetch_add(1, Ordering::Release);
+    shared.lose(&mut line, why);
 }
 
 #[cfg(test)]
@@ -546,6 +550,14 @@ mod tests {
         assert_eq!(served.next(), Some(lives));
         served.say(&Answer::Lives(false));
         assert_eq!(again.wait().unwrap(), Answer::Lives(false));
+    }
+
+    /// Not only once the thread that reads from it has noticed.
+    #[test]
+    fn who_gives_up_has_counted_it() {
+        let (_served, session) = Fake::new(0, 1).meet();
+        session.give_up("a test ends it");
+        assert!(session.is_lost() && session.shared.losses.load(Ordering::Acquire) > 0);
     }
 
     #[test]
