@@ -383,7 +383,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
         swept
     }
 
-    /// Why a sweep for a page of this size has found nothing.
+    /// What keeps a page of this size from getting room.
     fn who_holds_room(&self, class: SizeClass) -> &'static str {
         let cache = self.cache();
         let holds_page = |index| {
@@ -392,7 +392,7 @@ impl<S: Store, L: Layout> CacheHandle<S, L> {
             frame.class() == class && frame.state() != State::Free && frame.page().is_some()
         };
         if cache.frame_numbers().any(holds_page) {
-            "operations in flight, or pages that cannot be written, hold every frame"
+            "operations in flight, anchors, or pages that cannot be written, hold every frame"
         } else {
             "pages of other sizes have all the memory, and each block of it holds one that cannot go: in use by operations in flight, \
              anchored, or not written"

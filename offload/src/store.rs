@@ -182,7 +182,7 @@ impl std::fmt::Debug for ReadObserver {
 /// So often a page that is to be written waits for others to make room in the log, where there is no memory.
 const WAITS_MAX: u32 = 64;
 /// So often without a page of that size read in between, and a cache counts as too small for what is in flight.
-const NO_ROOM_MAX: u32 = 500;
+const NO_ROOM_MAX: u32 = 1000;
 
 /// Remote memory, for one worker's handle of a cache.
 #[derive(Debug)]
@@ -219,6 +219,8 @@ impl<P: Plugin> RemoteStore<P> {
             if in_a_row < NO_ROOM_MAX {
                 return Interrupt::conflict();
             }
+            // Whoever comes next may find room again.
+            self.no_room(class).set(0);
         }
         interrupt(error)
     }

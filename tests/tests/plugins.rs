@@ -117,7 +117,7 @@ fn where_pages_of_one_size_find_no_room_an_operation_ends() {
         (options.page_bytes, options.pages_max) = (256, 16);
         let owned = ComputeCache::<Mixed>::new(options)?.own(worker, structure, ()).await?;
         // The counters of 256 B stand beside the root.
-        for (counter, has_room) in [(0, false), (1, true), (2, false), (1, true)] {
+        for (counter, has_room) in [(1, true), (0, false), (1, true)] {
             let added = owned.execute(&Add { counter, amount: 0 }).await;
             let why =
                 format!("no page can make room for one of {} B: pages of other sizes", mixed::BYTES[counter as usize]);

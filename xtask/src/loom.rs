@@ -72,9 +72,13 @@ fn explore_one(program: &Path, model: &str, preemptions: u32) -> Result<()> {
     command.args(["--exact", model, "--nocapture"]).env("LOOM_MAX_PREEMPTIONS", preemptions.to_string());
     let output = command.output().context("starting it")?;
     let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    let told = said.lines().filter(|line| line.starts_with("loom: ") || line.starts_with("test "));
-    let told = told.filter(|line| !line.starts_with("test result: ok")).map(|line| format!("{line}\n"));
-    print!("{}", told.collect::<String>());
+    if output.status.success() {
+        let told = said.lines().filter(|line| line.starts_with("loom: ") || line.starts_with("test "));
+        let told = told.filter(|line| !line.starts_with("test result: ok")).map(|line| format!("{line}\n"));
+        print!("{}", told.collect::<String>());
+    } else {
+        print!("{said}");
+    }
     eprint!("{errors}");
     ensure!(output.status.success(), "{}", output.status);
     // It has run, and was not only filtered out.

@@ -106,7 +106,8 @@ fn what_is_on_its_way_is_not_reused() {
                     }
                     access.execute(&Take { set: 3 }).await.unwrap();
                 }
-            });
+                generation
+            })
         });
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             worker.block_on(async {
@@ -130,8 +131,9 @@ fn what_is_on_its_way_is_not_reused() {
             });
         }));
         stop.store(true, Ordering::Relaxed);
-        writer.join().unwrap();
+        let generations = writer.join().unwrap();
         outcome.unwrap();
+        assert!(generations > 1, "no page was used again");
     });
     println!("{:?}", fleet.servers[0].messages().counts());
 }

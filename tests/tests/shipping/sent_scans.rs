@@ -245,11 +245,12 @@ fn what_stays_is_in_every_answer() {
                             _ => drop(map.remove(key).await.unwrap()),
                         }
                         if stop.load(Ordering::Relaxed) {
-                            return;
+                            return round;
                         }
                     }
                 }
-            });
+                unreachable!("there are more rounds than anybody asks for")
+            })
         });
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             worker.block_on(async {
@@ -271,7 +272,8 @@ fn what_stays_is_in_every_answer() {
             });
         }));
         stop.store(true, Ordering::Relaxed);
-        writer.join().unwrap();
+        let changed = writer.join().unwrap();
         outcome.unwrap();
+        assert!(changed > 0, "nothing came and went");
     });
 }

@@ -163,7 +163,6 @@ impl Script {
         self.program(Lane::Alone, "stopped_server");
         self.test(built, "messaging", 240, &["FARLINK_END_ROUNDS=2", "FARLINK_END_REQUESTS=200"], &[])?;
         let settings = [
-            "FARLINK_THREADS_SECONDS=.3",
             "FARLINK_COARSE_STEPS=60",
             "FARLINK_COARSE_KEYS=400",
             "FARLINK_PIECES_ROUNDS=25",

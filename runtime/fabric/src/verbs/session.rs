@@ -357,7 +357,7 @@ impl Shared {
         true
     }
 
-    /// The connection is lost, for this reason. Counted under the lock: who is told of the loss finds it counted, and, by the release, who sees the
+    /// The connection is lost, for this reason. Counted under the lock: who finds it lost finds it counted, and, by the release, who sees the
     /// number finds the loss.
     fn lose(&self, line: &mut Line, why: String) {
         line.lost.get_or_insert(why);
