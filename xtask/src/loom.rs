@@ -15,7 +15,10 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-use crate::{appended, built, in_workspace};
+use crate::{
+    built,
+    workspace::{appended, in_workspace},
+};
 
 const STEP: &str = "loom";
 

@@ -2,7 +2,6 @@
 
 use std::{
     env,
-    ffi::OsString,
     process::{Command, ExitCode, Stdio},
 };
 
@@ -15,7 +14,7 @@ mod loom;
 mod softroce;
 mod workspace;
 
-use workspace::workspace;
+use workspace::{appended, in_workspace, workspace};
 
 /// Build steps of farlink.
 ///
@@ -139,23 +138,6 @@ fn circles() -> Result<ExitCode> {
     }
     println!("circles: {}; the top-level modules of a crate depend on each other in one direction", found.len());
     Ok(ExitCode::FAILURE)
-}
-
-/// An environment variable with flags, and one more.
-fn appended(variable: &str, flag: &str) -> OsString {
-    let mut flags = env::var_os(variable).unwrap_or_default();
-    if !flags.is_empty() {
-        flags.push(" ");
-    }
-    flags.push(flag);
-    flags
-}
-
-/// A command of a step in the workspace, with `target/<step>` as its target folder: flags of its own would make every other
-/// build start over.
-fn in_workspace<'a>(command: &'a mut Command, step: &str) -> &'a mut Command {
-    let workspace = workspace();
-    command.current_dir(&workspace).env("CARGO_TARGET_DIR", workspace.join("target").join(step))
 }
 
 /// Refuses a filter that no test's name contains, of those that the commands list: a run of none would pass.
