@@ -165,7 +165,7 @@ struct Inner<P: Plugin> {
     known: Known,
     /// This handle's way through the gate.
     way: Way,
-    /// How often there was no room for pages of each size since one was last read.
+    /// How often there was no room for pages of each size since one was last read, or the error was given.
     no_room: [Cell<u32>; CacheClass::COUNT],
     told: RefCell<Vec<ReadObserver>>,
 }

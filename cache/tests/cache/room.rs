@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use crate::support::*;
-use farlink_cache::{Admission, CacheError, CacheOptions, PageCache, PageId, SizeClass};
+use farlink_cache::{Admission, CacheError, CacheOptions, NewPage, PageCache, PageId, SizeClass};
 
 const KEYS: u64 = under_miri(20_000, 3000);
 
@@ -11,18 +11,24 @@ fn test_bed(admission: Admission) -> TestBed {
     TestBed::new((0..KEYS).map(|key| (key, key)), class(256), small(256, admission), seed(4))
 }
 
+/// Reserves pages until there is no room for another one.
+async fn reserve_all(handle: &Handle, class: SizeClass) -> (Vec<NewPage<'_, MapStore, TreeLayout>>, Error) {
+    let mut held = Vec::new();
+    for id in 100_000.. {
+        match handle.reserve(PageId::new(id).unwrap(), class).await {
+            Ok(page) => held.push(page),
+            Err(error) => return (held, error),
+        }
+    }
+    unreachable!()
+}
+
 #[test]
 fn reserving_everything_is_an_error_not_a_hang() {
     let test_bed = test_bed(Admission::Always);
     let error = test_bed.run(|tree| async move {
-        let mut held = Vec::new();
-        for id in 100_000.. {
-            match tree.handle.reserve(PageId::new(id).unwrap(), tree.class).await {
-                Ok(page) => held.push(page),
-                Err(error) => return (held.len(), error),
-            }
-        }
-        unreachable!()
+        let (held, error) = reserve_all(&tree.handle, tree.class).await;
+        (held.len(), error)
     });
     assert!(matches!(error, (150.., CacheError::NoRoom { last_write_error: None, .. })), "{error:?}");
     assert!(error.1.to_string().contains("hold every frame"), "{}", error.1);
@@ -130,13 +136,7 @@ fn counters_add_up() {
 fn who_has_the_memory_is_said_to_pages_of_another_size() {
     let test_bed = test_bed(Admission::Always);
     let error = test_bed.run(|tree| async move {
-        let mut held = Vec::new();
-        for id in 100_000.. {
-            match tree.handle.reserve(PageId::new(id).unwrap(), tree.class).await {
-                Ok(page) => held.push(page),
-                Err(_) => break,
-            }
-        }
+        let _held = reserve_all(&tree.handle, tree.class).await;
         let larger = class(1024);
         tree.handle.reserve(PageId::new(1_000_000).unwrap(), larger).await.unwrap_err()
     });
