@@ -8,9 +8,10 @@ use std::{
     process::Command,
 };
 
+use anyhow::{Context, Result, ensure};
+
 use super::{host, plan::Wanted, process::run, target_dir};
 use crate::built;
-use anyhow::{Context, Result, ensure};
 
 /// Programs by the name that they have in the guest.
 #[derive(Debug, Default)]

@@ -300,9 +300,9 @@ over_the_net() {
         usleep 100000
     done
     # First, while the memory holds nothing else: it wants every byte accounted for. Few keys, so that pages split and merge.
-    farlink-stress --fabric verbs --connect "$at:7471,$at:7472" --seconds 8 --processes 2 --workers 1 --in-flight 4 --keys 120
-    bench --keys 2000 --ops 100 --workers 2 --in-flight 1,16 --mix a,c
-    bench --keys 2000 --ops 150 --workers 1 --processes 2 --in-flight 16 --mix a --access cached --cache 100% --tree owned
+    farlink-stress --fabric verbs --connect "$at:7471,$at:7472" --seconds 12 --processes 2 --workers 1 --in-flight 4 --keys 120
+    bench --keys 4000 --ops 150 --workers 2 --in-flight 1,16 --mix a,c
+    bench --keys 4000 --ops 150 --workers 1 --processes 2 --in-flight 16 --mix a --access cached --cache 100% --tree owned
     farlink check --connect "verbs://$at:7471,$at:7472" $device
     /bin/tc -s qdisc show dev eth0 | tee /tmp/qdisc
     grep -q "dropped [1-9]" /tmp/qdisc || fail "no packet was lost: the test has not tested it"
