@@ -42,11 +42,15 @@ pub(crate) async fn reclaim(worker: &Handle, is_dead: impl Fn(OwnerId, ServerId,
             loop {
                 let taken = {
                     let _turn = worker.take_turn_at(chunk.entry).await;
-                    chunk.take_from_dead(worker, &is_dead).await?
+                    let taken = chunk.take_from_dead(worker, &is_dead).await?;
+                    // Before another sweep of this compute server comes here, finds none, and says that none is under way.
+                    taken.map(|OfDead { free, locked }| {
+                        count += free.len();
+                        compute.pages.reclaim(free);
+                        locked
+                    })
                 };
-                if let Some(OfDead { free, locked }) = taken {
-                    count += free.len();
-                    compute.pages.reclaim(free);
+                if let Some(locked) = taken {
                     for (at, lock) in locked {
                         finish_word(worker, at, state.class, lock).await?;
                     }

@@ -124,7 +124,8 @@ fn make_parts(fabric: &Arc<dyn Fabric>) -> Vec<Structure> {
 fn assert_left_clean(fabric: &Arc<dyn Fabric>, entries: usize) {
     let compute = join(fabric, 98);
     let worker = compute.worker().unwrap();
-    (0..8).for_each(|_| worker.block_on(compute.maintain(&worker)).unwrap());
+    // Its own maintenance may be at work on what the dead one held.
+    assert!(worker.block_on(compute.settle(&worker)).unwrap(), "something holds up the epoch");
     let (mut sum, mut bytes) = (0, 0);
     for number in 0..PARTS {
         let name = format!("part {number}");
