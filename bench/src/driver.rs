@@ -76,6 +76,9 @@ pub(crate) fn run<S: Subject, I: Iterator<Item = S::Request> + 'static>(
     queues: Vec<OperationQueue<I>>,
     in_flight: u32,
 ) -> anyhow::Result<(Tally, Vec<I>)> {
+    for Client { access, worker } in clients {
+        worker.block_on(access.enter())?;
+    }
     let (tally, queues) = (Rc::default(), queues.into_iter().map(Rc::new).collect::<Vec<_>>());
     let mut tasks: Vec<_> = clients
         .iter()

@@ -386,6 +386,11 @@ impl<S: Subject> Busy<S> {
                 Job::Workload { name, operations }
             }
         };
+        if phase != Phase::Load {
+            // Who loads is entered before all others.
+            let [Client { access, worker }] = &self.client;
+            worker.block_on(access.enter())?;
+        }
         if !is_bulk_load(plan, &phase) {
             S::prepare(self.source.as_mut().context("an earlier phase has failed")?, job, &go_on)?;
         }

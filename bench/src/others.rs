@@ -6,7 +6,7 @@ use anyhow::bail;
 use farlink_offload::route;
 use farlink_runtime::error::Error;
 use farlink_runtime::lock::OwnerId;
-use farlink_runtime::one_sided::ownership::{self, Writer};
+use farlink_runtime::one_sided::ownership::{self, SharedUser};
 use farlink_runtime::structure::Structure;
 use farlink_runtime::wire::Wire;
 use farlink_runtime::worker::Worker;
@@ -55,32 +55,32 @@ pub(crate) fn likely_cause(name: &str, others: &Incarnations) -> String {
     }
 }
 
-/// The right to load an empty structure one-sided, until it is dropped: that of the writer who was entered in its map first.
+/// The right to load an empty structure one-sided, until it is dropped: that of the user who was entered in its map first.
 #[derive(Debug)]
 pub(crate) struct Loader {
-    _writers: Vec<Writer>,
+    _users: Vec<SharedUser>,
 }
 
 impl Loader {
-    /// Enters this compute server as a writer of all parts.
+    /// Enters this compute server as a user of all parts.
     pub(crate) fn enter(worker: &Worker, parts: &[Structure]) -> anyhow::Result<Self> {
-        let mut writers = Vec::new();
+        let mut users = Vec::new();
         for part in parts {
-            let writer = Writer::default();
-            worker.block_on(writer.enter(worker, part))?;
+            let user = SharedUser::default();
+            worker.block_on(user.enter(worker, part))?;
             let map = worker.block_on(ownership::read(worker, part))?;
             // Who enters is put behind all others.
             let first = map.entries.iter().map(|entry| entry.owner).find(|&owner| !worker.is_dead(owner));
             if let Some(first) = first.filter(|&first| first != worker.owner()) {
                 bail!(loads_or_changes(&part.name, &first.to_string()));
             }
-            writers.push(writer);
+            users.push(user);
         }
-        Ok(Self { _writers: writers })
+        Ok(Self { _users: users })
     }
 }
 
 /// Why a structure is not to be used now.
 pub(crate) fn loads_or_changes(name: &str, who: &str) -> String {
-    format!("`{name}` is being loaded or changed by {who}; wait until that is over, or give another --name")
+    format!("`{name}` is being loaded or used by {who}; wait until that is over, or give another --name")
 }

@@ -195,7 +195,7 @@ fn free_of(worker: &Worker, access: &impl Access) -> anyhow::Result<Option<u64>>
     let Some(freed) = worker.block_on(leaks::free(access))? else { return Ok(None) };
     match worker.block_on(leaks::free_of_empty(access)) {
         // A load may be under way.
-        Err(Error::Owned { .. } | Error::HasWriter { .. }) => Ok(Some(freed)),
+        Err(Error::Owned { .. } | Error::HasUser { .. }) => Ok(Some(freed)),
         more => Ok(Some(freed + more?)),
     }
 }
@@ -293,10 +293,10 @@ impl<S: Subject> Kept for Of<S> {
     }
 }
 
-/// As everybody's, if it is of this kind.
+/// As everybody's, if it is of this kind, to look at what is there.
 fn one_sided<P: Plugin>(worker: &Worker, structure: Structure) -> anyhow::Result<OneSided<P>> {
     ensure!(structure.kind == P::NAME, "`{}` is a {}, not a {}", structure.name, structure.kind, P::NAME);
-    Ok(OneSided::new(worker, structure, Proof::Checksum))
+    Ok(OneSided::new(worker, structure, Proof::Checksum).beside_owners())
 }
 
 struct Unmeasured<P>(PhantomData<fn() -> P>);
@@ -352,9 +352,9 @@ impl<S: Subject> Known for Of<S> {
 struct DataOf<S: Subject>(S::Data);
 
 impl<S: Subject> DataOf<S> {
-    /// All parts, one-sided.
+    /// All parts, one-sided, to look at what is there.
     fn all(worker: &Worker, parts: Vec<Structure>, cut: ShardKey<S::Region>) -> anyhow::Result<Sharded<OneSided<S>>> {
-        let one_sided = |part| OneSided::<S>::new(worker, part, Proof::Checksum);
+        let one_sided = |part| OneSided::<S>::new(worker, part, Proof::Checksum).beside_owners();
         Ok(Sharded::new(parts.into_iter().map(one_sided).collect(), cut)?)
     }
 

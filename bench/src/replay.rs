@@ -54,6 +54,7 @@ impl<S: Subject> Trace for TraceOf<S> {
         // Dropped before what it is about.
         let client = [Client { access: route.open(&worker)?, worker }];
         let [Client { access, worker }] = &client;
+        worker.block_on(access.enter())?;
         let mut seconds = 0.0;
         let tally = driver::counted(&client, || {
             let mut tally = Tally::default();

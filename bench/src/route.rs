@@ -9,7 +9,7 @@ use farlink_offload::{
     EngineOptions, Holdings, Hybrid, LEVELS, MappingCache, OffloadCounts, Policies, Remote, Router, Routes, ShardKey,
     Sharded, ShardedRemote, ValueCounters, ship::Shipper,
 };
-use farlink_runtime::access::Region as _;
+use farlink_runtime::access::{FastPath as _, Region as _};
 use farlink_runtime::error::Error;
 use farlink_runtime::messaging::ChannelOptions;
 use farlink_runtime::one_sided::{OneSided, Proof};
@@ -315,6 +315,33 @@ impl<S: Subject> Opened<S> {
             }
             Self::Engine(engine) => offloaded(counts(&engine.cached().counters()), engine.counts()),
             Self::Adaptive(adaptive) => offloaded(CacheCounts::default(), adaptive.counts()),
+        }
+    }
+
+    /// Takes the right to use the structure, which the first operation would take otherwise, and cost more than others.
+    pub(crate) async fn enter(&self) -> Result<(), Error> {
+        match self {
+            // An owner has it, or asks one.
+            Self::Cached(_) | Self::Routed(_) | Self::Engine(_) => Ok(()),
+            Self::OneSided(access) => access.enter().await,
+            Self::CachedInner(access) => access.enter().await,
+            Self::CachedMapping(access) => access.enter().await,
+            Self::Adaptive(access) => {
+                access.here().enter().await?;
+                access.shipper().enter().await
+            }
+            Self::Coarse(parts) => {
+                for part in parts.parts() {
+                    part.shipper().enter().await?;
+                }
+                Ok(())
+            }
+            Self::Hybrid(parts) => {
+                for part in parts.parts() {
+                    part.leaves().enter().await?;
+                }
+                Ok(())
+            }
         }
     }
 

@@ -79,6 +79,12 @@ impl<A: Run> Adaptive<A> {
         Self(Rc::new(Shared { here, chooser: Chooser::new(worker, structure, policies) }))
     }
 
+    /// It and its clones ask for no right to read what is shipped, as [there](Shipper::beside_owners). `here` is told apart.
+    pub fn beside_owners(self) -> Self {
+        self.shipper().read_beside_owners();
+        self
+    }
+
     /// The access for what is not shipped.
     pub fn here(&self) -> &A {
         &self.0.here

@@ -111,7 +111,7 @@ impl<P: Plugin> ComputeCache<P> {
     ///
     /// # Errors
     /// [`Error::Owned`] if somebody owns some of it who lives, by another cache of this compute server, too;
-    /// [`Error::HasWriter`] if another compute server that lives changes the structure one-sided; [`Error::BadOption`] if the
+    /// [`Error::HasUser`] if another compute server that lives uses the structure one-sided; [`Error::BadOption`] if the
     /// structure cannot be owned in such parts, or the cache has another one, or was [shared](ComputeCache::share), or is used for another
     /// structure; [`Error::OutOfMemory`] if there is no memory for a log;
     /// [`Error::Cache`] if the cache has no handle left.

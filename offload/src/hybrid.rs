@@ -16,7 +16,7 @@ use farlink_runtime::{
     error::Error,
     messaging::Error as MessagingError,
     one_sided::{OneSided, Proof},
-    operation::{Code, Restarts, Run},
+    operation::{Code, Restarts, Run, is_by},
     worker::Handle,
 };
 use smallvec::SmallVec;
@@ -80,9 +80,19 @@ impl<P: Plugin> Hybrid<P> {
         Self { leaves: OneSided::new(worker, structure, proof), shipper, in_vain: Rc::default() }
     }
 
+    /// The same; reading asks for no right, as [there](OneSided::beside_owners).
+    pub fn beside_owners(self) -> Self {
+        Self { leaves: self.leaves.beside_owners(), ..self }
+    }
+
     /// The structure.
     pub fn structure(&self) -> &Structure {
         self.shipper.structure()
+    }
+
+    /// Its way to the leaves.
+    pub fn leaves(&self) -> &OneSided<P> {
+        &self.leaves
     }
 
     /// Its way to the memory servers.
@@ -106,22 +116,23 @@ impl<P: Plugin> Hybrid<P> {
         let worker = self.shipper.worker();
         // From before the server names a page until it is read.
         let _pin = worker.pin();
-        if !O::READS_ONLY
-            && let Some(entering) = self.leaves.enter()
-        {
-            entering.await?;
-        }
         let mut restarts = Restarts::from_root(self.structure().root);
         loop {
-            let start = match known.take() {
-                Some(start) => start,
-                None => match self.search(operation).await? {
-                    Found::From(start) => start,
-                    Found::Done(output) => return Ok(output),
-                },
+            let Some(right) = self.leaves.right(O::READS_ONLY) else {
+                self.leaves.enter().await?;
+                continue;
             };
-            match operation.run(&self.leaves, start).await {
-                Ok(output) => return Ok(output),
+            let found = match known.take() {
+                Some(start) => Found::From(start),
+                None => self.search(operation).await?,
+            };
+            let outcome = match found {
+                Found::From(start) => operation.run(&self.leaves, start).await,
+                Found::Done(output) => Ok(output),
+            };
+            match outcome {
+                Ok(output) if is_by(right, &self.leaves, operation) => return Ok(output),
+                Ok(_) => restarts.back_off(worker, Interrupt::conflict()).await?,
                 Err(interrupt) => {
                     // Having made room above, it goes on there.
                     let is_above = matches!(interrupt, Interrupt::Restart(Cause::Above | Cause::Again));

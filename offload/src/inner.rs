@@ -21,7 +21,7 @@ use farlink_cache::{CacheHandle, Counters, LEVELS};
 use farlink_runtime::{
     access::{
         Access, Cause, Context, Direction, Entering, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages,
-        Placement, Plugin, Start, Swap, Unlinked, WordPtr,
+        Placement, Plugin, Right, Start, Swap, Unlinked, WordPtr,
     },
     error::Error,
     lock::LockWord,
@@ -184,7 +184,12 @@ impl<P: Plugin> FastPath for CachedInner<P> {
     type Plugin = P;
     type Page<'a> = SharedPage;
 
-    fn enter(&self) -> Option<Entering<'_>> {
+    #[inline]
+    fn right(&self, reads_only: bool) -> Option<Right> {
+        self.one_sided().right(reads_only)
+    }
+
+    fn enter(&self) -> Entering<'_> {
         self.one_sided().enter()
     }
 }

@@ -5,7 +5,7 @@ use std::{any::Any, fmt, marker::PhantomData, rc::Rc, sync::Arc};
 use farlink_cache::{ValueCache, ValueCounters, ValueHandle};
 use farlink_runtime::{
     access::{
-        Access, Context, Entering, FastPath, Hint, Interrupt, Link, NewPage, Pages, Placement, Plugin, Start,
+        Access, Context, Entering, FastPath, Hint, Interrupt, Link, NewPage, Pages, Placement, Plugin, Right, Start,
         Structure, Swap, Unlinked, WordPtr,
     },
     error::Error,
@@ -121,7 +121,12 @@ impl<P: Plugin> FastPath for CachedMapping<P> {
 
     const REMEMBERS: bool = true;
 
-    fn enter(&self) -> Option<Entering<'_>> {
+    #[inline]
+    fn right(&self, reads_only: bool) -> Option<Right> {
+        self.one_sided.right(reads_only)
+    }
+
+    fn enter(&self) -> Entering<'_> {
         self.one_sided.enter()
     }
 

@@ -25,6 +25,11 @@ impl<P: Plugin> Remote<P> {
         Self(Shipper::new(worker, structure))
     }
 
+    /// The same; reading asks for no right, as [there](Shipper::beside_owners).
+    pub fn beside_owners(self) -> Self {
+        Self(self.0.beside_owners())
+    }
+
     /// The structure.
     pub fn structure(&self) -> &Structure {
         self.0.structure()

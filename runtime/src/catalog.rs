@@ -553,8 +553,8 @@ async fn change_entry(worker: &Handle, id: StructureId, f: impl Fn(&mut OneSided
 /// frees them, and the name is taken until it has.
 pub async fn destroy(worker: &Handle, name: &str) -> Result<u64, Error> {
     let structure = find(worker, name).await?;
-    let writer = ownership::Writer::default();
-    let acting = writer.act(worker, &structure).await?;
+    let user = ownership::SharedUser::default();
+    let acting = user.act(worker, &structure).await?;
     let handle = worker.clone();
     let end = async move {
         let _acting = acting;

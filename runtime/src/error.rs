@@ -249,7 +249,7 @@ pub enum Error {
 
     /// A structure, or the part that was asked for, has an owner that lives.
     #[error(
-        "{name:?} is owned by {owner}, whose process runs and caches what is not in remote memory yet; wait until it ends or gives the structure up, route operations to it (`Router`), or use another structure"
+        "{name:?} is owned by {owner}, whose process runs and caches what is not in remote memory yet; wait until it ends or gives the structure up, route operations to it (`Router`), read what it has written back (`OneSided::beside_owners`), or use another structure"
     )]
     Owned {
         /// The structure.
@@ -279,15 +279,15 @@ pub enum Error {
         name: String,
     },
 
-    /// A structure that was to be owned is changed one-sided by a compute server that lives.
+    /// A structure that was to be owned is used one-sided by a compute server that lives.
     #[error(
-        "{name:?} is changed one-sided by {writer}, whose process runs, so nobody can own it; wait until it ends or closes its handles, or use another structure"
+        "{name:?} is used one-sided by {user}, whose process runs, so nobody can own it; wait until it ends or closes its handles (if it only reads, `OneSided::beside_owners` is for that), or use another structure"
     )]
-    HasWriter {
+    HasUser {
         /// The structure.
         name: String,
-        /// Who changes it.
-        writer: OwnerId,
+        /// Who uses it.
+        user: OwnerId,
     },
 
     /// This compute server has given up what it owned.

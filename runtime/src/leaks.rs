@@ -91,14 +91,14 @@ pub async fn free<A: Access>(access: &A) -> Result<Option<u64>, Error> {
 /// so that nobody else changes it, and looks at every page.
 ///
 /// # Errors
-/// [`Error::Owned`] or [`Error::HasWriter`] if somebody who lives, this compute server included, owns some of it or changes it: a load may be
+/// [`Error::Owned`] or [`Error::HasUser`] if somebody who lives, this compute server included, owns some of it or uses it: a load may be
 /// under way. If the fabric fails, or the root cannot be read.
 pub async fn free_of_empty<A: Access>(access: &A) -> Result<u64, Error> {
     let Context { worker, structure, .. } = access.context();
-    // To claim it ends the writers of this compute server, which may be in the middle of a load.
+    // To claim it ends the users of this compute server, which may be in the middle of a load.
     let map = ownership::read(worker, structure).await?;
     if let Some(entry) = map.entries.iter().find(|entry| entry.owner == worker.owner()) {
-        return Err(Error::HasWriter { name: structure.name.clone(), writer: entry.owner });
+        return Err(Error::HasUser { name: structure.name.clone(), user: entry.owner });
     }
     let all = <A::Plugin as Plugin>::Region::everything();
     let tenure = ownership::claim::<A::Plugin>(worker, structure, &all, Waits::AWhile).await?;

@@ -6,7 +6,7 @@
 use std::{future::Future, pin::Pin};
 
 use crate::{
-    access::{Access, Cause, InPieces, Interrupt, Operation, Plugin, Start},
+    access::{Access, Cause, FastPath, InPieces, Interrupt, Operation, Plugin, Right, Start},
     error::Error,
     fabric::Error as FabricError,
     page::avalanche,
@@ -108,15 +108,15 @@ pub async fn execute<A: Access, O: Operation<Plugin = A::Plugin>>(
         Ok(output) => return Ok(output),
         Err(from) => from,
     };
-    if !O::READS_ONLY
-        && let Some(entering) = access.enter()
-    {
-        entering.await?;
-    }
     let mut restarts = Restarts::from_root(access.context().structure.root);
-    loop {
+    'attempts: loop {
+        let Some(right) = access.right(O::READS_ONLY) else {
+            access.enter().await?;
+            continue;
+        };
         let interrupt = match operation.run(access, from).await {
-            Ok(output) => return settled(access, operation, output).await,
+            Ok(output) if is_by(right, access, operation) => return settled(access, operation, output).await,
+            Ok(_) => Interrupt::conflict(),
             Err(interrupt) => interrupt,
         };
         from = restarts.start_after(&interrupt);
@@ -126,13 +126,20 @@ pub async fn execute<A: Access, O: Operation<Plugin = A::Plugin>>(
             && let Some(outcome) = hold(access, operation, from, &restarts).await
         {
             let interrupt = match outcome {
-                Ok(output) => return settled(access, operation, output).await,
+                Ok(output) if is_by(right, access, operation) => return settled(access, operation, output).await,
+                Ok(_) => continue 'attempts,
                 Err(interrupt) => interrupt,
             };
             from = restarts.start_after(&interrupt);
             restarts.back_off(&access.context().worker, interrupt).await?;
         }
     }
+}
+
+/// Whether an operation that was tried by this right has an answer that counts. What has changed something had the right to.
+#[inline]
+pub fn is_by<A: FastPath, O: Operation>(right: Right, access: &A, _operation: &O) -> bool {
+    !O::READS_ONLY || access.right(true) == Some(right)
 }
 
 /// The answer of an operation that was done here, once it lasts.

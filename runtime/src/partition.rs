@@ -8,12 +8,12 @@
 //! word 1      number of entries
 //! then, for each entry:
 //! word 0      words that follow:32 | what it is:8 | incarnation of the compute server:24
-//! word 1..    the region, as it is sent (`Wire`); nothing for a writer
+//! word 1..    the region, as it is sent (`Wire`); nothing for a user
 //! ```
 //!
 //! A region belongs to one compute server, whose pages inside it are in nobody else's hands (DEX, VLDB 2024, section 4). A
 //! *shared* entry is of a compute server that changes the structure one-sided, under remote locks. A structure has owners or
-//! shared writers, never both.
+//! shared users, never both.
 
 use crate::{
     error::Error,
@@ -70,7 +70,7 @@ pub struct MapEntry {
 /// A partition map, as it was at some moment.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PartitionMap {
-    /// Grows with each change of an owner or a region, and may grow when an owner enters the same again. What only a shared writer does
+    /// Grows with each change of an owner or a region, and may grow when an owner enters the same again. What only a shared user does
     /// leaves it as it is.
     pub epoch: u64,
     /// In no order.
@@ -130,8 +130,8 @@ impl PartitionMap {
         regions.map(|entry| (entry.owner, &entry.part))
     }
 
-    /// A compute server that writes the structure one-sided.
-    pub fn writer(&self) -> Option<OwnerId> {
+    /// A compute server that uses the structure one-sided.
+    pub fn user(&self) -> Option<OwnerId> {
         self.entries.iter().find(|entry| entry.part == Part::Shared).map(|entry| entry.owner)
     }
 }

@@ -47,7 +47,7 @@ impl Tenure {
         lock(&self.parts).clone()
     }
 
-    /// Whether it is that of a shared writer.
+    /// Whether it is that of a shared user.
     pub(crate) fn is_shared(&self) -> bool {
         lock(&self.parts).contains(&Part::Shared)
     }

@@ -8,7 +8,7 @@ use farlink_offload::{
     ship::Registry,
 };
 use farlink_runtime::{
-    access::Plugin,
+    access::{FastPath as _, Plugin},
     catalog::{self, CreateOptions},
     error::Error,
     fabric::mem::MemOptions,
@@ -75,6 +75,7 @@ async fn assert_clean<P: Plugin>(worker: &Worker) -> Result<(), Error> {
 fn what_overlaps_is_one_round_trip() {
     with(FAST, everywhere(PlacementPolicy::RoundRobin), async |worker, placement| {
         let made = mixed::create(worker, "s", placement).await?;
+        made.enter().await?;
         for forks in [false, true] {
             let before = worker.counters();
             made.execute(&Sum { forks }).await?;
@@ -143,6 +144,8 @@ fn what_is_followed_together_overlaps_over_every_access() {
         let structure = farlink_runtime::access::Access::context(&made).structure.clone();
         let slow = OneSided::<Mixed>::new(worker, structure.clone(), Proof::LockBodyLock);
         let shared = cache::<Mixed>(false).share(worker, structure.clone(), Proof::Checksum)?;
+        slow.enter().await?;
+        shared.enter().await?;
         // Lock word, body, lock word.
         assert_eq!(trips(worker, &slow).await?, 6);
         assert_eq!(trips(worker, &shared).await?, 2);
@@ -180,7 +183,7 @@ fn what_is_beside_the_start_of_a_shipped_operation_is_left_to_the_owner() {
         assert_eq!((counts.shipped, counts.came_back), (1, 2), "{counts:?}");
         engine.cached().flush().await?;
         for (bucket, value) in (0..BUCKETS).zip([10, 11, 22, 13]) {
-            assert_eq!(made.execute(&Get { bucket, second: false }).await?, value);
+            assert_eq!(made.clone().beside_owners().execute(&Get { bucket, second: false }).await?, value);
         }
         Ok(())
     });
@@ -218,7 +221,7 @@ fn a_page_may_have_a_second_link_that_is_its_address() {
         }
         owned.flush().await?;
         for bucket in 0..BUCKETS {
-            assert_eq!(made.execute(&Get { bucket, second: true }).await?, 10 + bucket);
+            assert_eq!(made.clone().beside_owners().execute(&Get { bucket, second: true }).await?, 10 + bucket);
         }
         // Nothing is cached by a first link.
         owned.close().await?;

@@ -15,7 +15,7 @@ use std::{
 };
 
 use farlink_runtime::{
-    access::Access,
+    access::{Access, FastPath as _},
     audit::{self, Memory},
     compute::ComputeServer,
     error::Error,
@@ -333,6 +333,7 @@ fn a_worker_that_nobody_drives_any_more_holds_nothing_back() {
         let [driven, writer] = [Member::<Tree>::join(&fabric, 1), Member::join(&fabric, 2)];
         let colleague = driven.compute.worker().unwrap();
         writer.insert(&keys(1000));
+        driven.worker.block_on(driven.tree.access().enter()).unwrap();
         {
             let mut getting = pin!(driven.worker.drive(driven.tree.get(0)));
             let mut polls = 0;

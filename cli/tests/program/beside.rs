@@ -60,7 +60,7 @@ fn who_changes_a_structure_is_named_to_who_uses_it_meanwhile() {
     };
     assert!(problem.contains("may have changed `bench` meanwhile, too, which may be why"), "{problem}");
     let more = cluster.bench("--keys 3000 --mix c --ops 100");
-    let who = "`bench` is being loaded or changed by compute server ";
+    let who = "`bench` is being loaded or used by compute server ";
     more.must_fail_with(&[who, "wait until that is over", "lacks key"]);
     assert!(!Server(writer).stop(libc::SIGTERM).success());
     farlink(&["check", "--connect", &cluster.at()]).must_hold();

@@ -1,14 +1,19 @@
 //! The worker's side: operations go out, answers come back.
 
-use std::{cell::RefCell, fmt, marker::PhantomData, rc::Rc};
+use std::{
+    cell::{Cell, RefCell},
+    fmt,
+    marker::PhantomData,
+    rc::Rc,
+};
 
 use farlink_runtime::{
-    access::{InPieces, Link, Operation, Plugin, Structure},
+    access::{InPieces, Link, Operation, Plugin, Right, Structure},
     error::Error,
     fabric::Error as FabricError,
     fencing::Sender,
     messaging::{Channel, Error as MessagingError, Load, Priority, Refusal, Reply},
-    one_sided::ownership::Writer,
+    one_sided::ownership::SharedUser,
     operation::Code,
     ptr::ServerId,
     wire::{Wire, decode_all},
@@ -81,8 +86,10 @@ struct Shared {
     channels: RefCell<Vec<Option<Channel>>>,
     /// Memory for the words of a request.
     spare: RefCell<Vec<u64>>,
-    /// Memory servers change the structure on behalf of the sender.
-    writer: Writer,
+    /// Memory servers use the structure on behalf of the sender.
+    user: SharedUser,
+    /// Whether reading asks for no right.
+    beside_owners: Cell<bool>,
 }
 
 impl<P> Clone for Shipper<P> {
@@ -140,8 +147,53 @@ impl<P: Plugin> Shipper<P> {
     pub fn new(worker: &Handle, structure: Structure) -> Self {
         let Structure { name, kind, .. } = &structure;
         assert!(kind == P::NAME, "{name:?} is a structure of {kind}, and was taken for one of {}", P::NAME);
-        let (channels, spare, writer) = (RefCell::default(), RefCell::default(), Writer::default());
-        Self { worker: worker.clone(), shared: Rc::new(Shared { structure, channels, spare, writer }), of: PhantomData }
+        let (channels, spare, user) = (RefCell::default(), RefCell::default(), SharedUser::default());
+        let shared = Shared { structure, channels, spare, user, beside_owners: Cell::new(false) };
+        Self { worker: worker.clone(), shared: Rc::new(shared), of: PhantomData }
+    }
+
+    /// The same, and its clones; operations from the root that only read ask nobody, nor keep anybody from owning the structure. Beside an owner
+    /// they answer what that one has written back, which may be old, and not of one moment.
+    pub fn beside_owners(self) -> Self {
+        self.read_beside_owners();
+        self
+    }
+
+    pub(crate) fn read_beside_owners(&self) {
+        self.shared.beside_owners.set(true);
+    }
+
+    /// By what right memory servers may read for it from the root.
+    fn right_to_read(&self) -> Option<Right> {
+        let Shared { structure, user, beside_owners, .. } = &*self.shared;
+        match beside_owners.get() || structure.descriptor.is_none() {
+            true => Some(Right::LASTING),
+            false => user.right(),
+        }
+    }
+
+    /// Takes the right to use the structure, which the first operation from the root would do otherwise: a round trip to read its partition
+    /// map, and two to change it.
+    ///
+    /// # Errors
+    /// [`Error::Owned`] if somebody owns some of the structure and lives; if the fabric fails.
+    pub async fn enter(&self) -> Result<(), Error> {
+        self.shared.user.enter(&self.worker, &self.shared.structure).await
+    }
+
+    /// Has memory servers read from the root, until the answer counts: see [`FastPath::right`](farlink_runtime::access::FastPath::right).
+    async fn read<T>(&self, mut attempt: impl AsyncFnMut() -> Result<T, Error>) -> Result<T, Error> {
+        loop {
+            match self.right_to_read() {
+                Some(right) => {
+                    let answer = attempt().await?;
+                    if self.right_to_read() == Some(right) {
+                        return Ok(answer);
+                    }
+                }
+                None => Box::pin(self.shared.user.enter(&self.worker, &self.shared.structure)).await?,
+            }
+        }
     }
 
     /// The worker that it belongs to.
@@ -163,8 +215,8 @@ impl<P: Plugin> Shipper<P> {
     /// its way, and nobody learns which pages it has changed.
     ///
     /// # Errors
-    /// What the operation failed with; [`Error::NotBegun`] if the memory server could not even begin it; [`Error::Owned`] if it may change something, begins at the root, and somebody owns some of
-    /// the structure; [`Error::UnknownOperation`] if the memory server knows no such operation or structure;
+    /// What the operation failed with; [`Error::NotBegun`] if the memory server could not even begin it; [`Error::Owned`] if it begins at the
+    /// root, and somebody owns some of the structure; [`Error::UnknownOperation`] if the memory server knows no such operation or structure;
     /// [`ServerMissing`](farlink_runtime::fabric::Error::ServerMissing) if it takes no messages;
     /// [`MessagingError::OutcomeUnknown`] if it was lost in mid-request.
     pub async fn ship<O: Operation<Plugin = P>>(
@@ -172,12 +224,24 @@ impl<P: Plugin> Shipper<P> {
         operation: &O,
         from: From<'_, P::Region>,
     ) -> Result<Answer<O::Output>, Error> {
-        let (server, start, owned) = match from {
-            From::Root if !O::READS_ONLY => {
+        match from {
+            From::Root if O::READS_ONLY => self.read(async || self.send(operation, From::Root).await).await,
+            From::Root => {
                 let (shipper, operation) = (self.clone(), operation.clone());
                 // To its end: whoever becomes the owner waits for the answer, whether or not the caller still does.
-                return self.worker.spawn_to_end(async move { shipper.ship_change(&operation).await }).await;
+                self.worker.spawn_to_end(async move { shipper.ship_change(&operation).await }).await
             }
+            from => self.send(operation, from).await,
+        }
+    }
+
+    /// Sends what changes nothing, or what the sender owns.
+    async fn send<O: Operation<Plugin = P>>(
+        &self,
+        operation: &O,
+        from: From<'_, P::Region>,
+    ) -> Result<Answer<O::Output>, Error> {
+        let (server, start, owned) = match from {
             From::Root => (self.structure().root.server(), At::Root, None),
             From::Above => (self.structure().root.server(), At::Above, None),
             From::Page { page, level, owned } => match page.remote() {
@@ -198,10 +262,10 @@ impl<P: Plugin> Shipper<P> {
 
     /// Ships an operation from the root that may change something.
     async fn ship_change<O: Operation<Plugin = P>>(&self, operation: &O) -> Result<Answer<O::Output>, Error> {
-        let Shared { structure, writer, .. } = &*self.shared;
+        let Shared { structure, user, .. } = &*self.shared;
         // Until it is answered: whoever becomes the owner meanwhile waits for it.
-        let acting = match writer.try_act() {
-            None => Box::pin(writer.act(&self.worker, structure)).await?,
+        let acting = match user.try_act() {
+            None => Box::pin(user.act(&self.worker, structure)).await?,
             acting => acting,
         };
         let server = structure.root.server();
@@ -242,10 +306,11 @@ impl<P: Plugin> Shipper<P> {
     /// # Errors
     /// As [`Shipper::ship`].
     pub async fn ship_in_pieces<O: InPieces<Plugin = P>>(&self, operation: &O) -> Result<O::Output, Error> {
-        match self.attempt_in_pieces(operation).await {
+        self.read(async || match self.attempt_in_pieces(operation).await {
             Err(Error::Messaging(MessagingError::OutcomeUnknown { .. })) => self.attempt_in_pieces(operation).await,
             answer => answer,
-        }
+        })
+        .await
     }
 
     async fn attempt_in_pieces<O: InPieces<Plugin = P>>(&self, operation: &O) -> Result<O::Output, Error> {

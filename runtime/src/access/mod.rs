@@ -162,7 +162,16 @@ impl<P: Plugin> Clone for Context<P> {
     }
 }
 
-/// On the way to the right to change a structure: see [`FastPath::enter`].
+/// By what right operations are done: see [`FastPath::right`]. One that was lost and had again is another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Right(pub(crate) u32);
+
+impl Right {
+    /// That of an access which needs none, or cannot lose it.
+    pub const LASTING: Self = Self(0);
+}
+
+/// On the way to the right to use a structure: see [`FastPath::enter`].
 pub type Entering<'a> = Pin<Box<dyn Future<Output = Result<(), Error>> + 'a>>;
 
 /// What an access can do without suspending, because pages are in local memory. All of it can be left out.
@@ -196,10 +205,17 @@ pub trait FastPath: Sized {
         Start::Root
     }
 
-    /// Asked before the first attempt of an operation that may change something: what has to be waited for, so that its answer holds
-    /// also where nothing is changed. Nothing, once this access has the right to change the structure.
-    fn enter(&self) -> Option<Entering<'_>> {
-        None
+    /// By what right an operation may be tried now that only reads, or one that may change something. None: it [enters](Self::enter)
+    /// before. Asked before each attempt, so that the answer holds also where nothing is changed; and once more behind the answer of one that
+    /// only reads: by another right, or none, it may be older than what an owner had meanwhile, and counts for nothing.
+    #[inline]
+    fn right(&self, _reads_only: bool) -> Option<Right> {
+        Some(Right::LASTING)
+    }
+
+    /// Waits for the right to use the structure.
+    fn enter(&self) -> Entering<'_> {
+        Box::pin(std::future::ready(Ok(())))
     }
 
     /// Waits until what was changed so far lasts, by others, too. Whoever runs an operation that may change something does so once that has its

@@ -26,7 +26,7 @@ use std::{future::Future, pin::Pin};
 
 use self::{
     change::{PreparedChange, are_unchanged},
-    ownership::{Acting, Writer},
+    ownership::{Acting, SharedUser},
     pages::Changed,
     proof::{RawRead, Reader},
 };
@@ -36,7 +36,8 @@ pub use self::{
 };
 use crate::{
     access::{
-        Access, Context, Entering, FastPath, Hint, Interrupt, PageRef, Pages, Plugin, Start, Swap, Unlinked, WordPtr,
+        Access, Context, Entering, FastPath, Hint, Interrupt, PageRef, Pages, Plugin, Right, Start, Swap, Unlinked,
+        WordPtr,
     },
     buffer::Buffer,
     chunk_classes,
@@ -71,8 +72,10 @@ pub struct OneSided<P: Plugin> {
     proof: Proof,
     /// What is read and changed without the fabric.
     memory: Option<LocalMemory>,
-    /// None for whoever has the right to change it in another way.
-    writer: Option<Writer>,
+    /// None for whoever has the right to use it in another way.
+    user: Option<SharedUser>,
+    /// Whether reading asks for no right.
+    beside_owners: bool,
 }
 
 /// A private copy of a page, proven whole.
@@ -121,8 +124,9 @@ impl PageRef for PageCopy {
 }
 
 impl<P: Plugin> OneSided<P> {
-    /// Access to `structure` through `worker`. With the first operation that may change something the compute server is entered into
-    /// the structure's partition map ([`ownership`]), before anything is read: beside an owner that is refused.
+    /// Access to `structure` through `worker`. With the first operation the compute server is entered into the structure's partition map
+    /// ([`ownership`]), before anything is read: beside an owner that is refused, and nobody can own the structure while it stands there.
+    /// [`beside_owners`](Self::beside_owners) is for those who would rather have old data.
     ///
     /// # Panics
     /// If the structure is one of another plug-in.
@@ -134,18 +138,30 @@ impl<P: Plugin> OneSided<P> {
 
     /// The same for pages that structures of all kinds have.
     pub(crate) fn to_any(worker: &Handle, structure: Structure, proof: Proof) -> Self {
-        Self { context: Context::new(worker, structure), proof, memory: None, writer: Some(Writer::default()) }
+        Self {
+            context: Context::new(worker, structure),
+            proof,
+            memory: None,
+            user: Some(SharedUser::default()),
+            beside_owners: false,
+        }
     }
 
     /// The same for whoever has the right to change the structure from elsewhere: the pages that it will change are its own, or
     /// nobody else knows them yet.
     pub fn unguarded(self) -> Self {
-        Self { writer: None, ..self }
+        Self { user: None, ..self }
+    }
+
+    /// The same; operations that only read ask nobody, nor keep anybody from owning the structure. Beside an owner they answer what that one
+    /// has written back, which may be old, and not of one moment.
+    pub fn beside_owners(self) -> Self {
+        Self { beside_owners: true, ..self }
     }
 
     /// The same, where changes need a place in the partition map again.
     pub(crate) fn guarded(self) -> Self {
-        Self { writer: Some(Writer::default()), ..self }
+        Self { user: Some(SharedUser::default()), ..self }
     }
 
     /// Access for a thread of a memory server: pages that stand in `memory` are read there, and changed there if the fabric's
@@ -160,17 +176,17 @@ impl<P: Plugin> OneSided<P> {
 
     /// Whether the structure may be changed, as far as is known here.
     fn may_change(&self) -> bool {
-        self.writer.as_ref().is_none_or(Writer::is_entered) || self.context.structure.descriptor.is_none()
+        self.right(false).is_some()
     }
 
     /// Sees to it that the structure may be changed, until what is returned is dropped.
     #[inline]
     async fn require_writer(&self) -> Result<Option<Acting>, Interrupt> {
-        let Some(writer) = &self.writer else { return Ok(None) };
-        match writer.try_act() {
+        let Some(user) = &self.user else { return Ok(None) };
+        match user.try_act() {
             None => {
                 let Context { worker, structure, .. } = &self.context;
-                Ok(Box::pin(writer.act(worker, structure)).await?)
+                Ok(Box::pin(user.act(worker, structure)).await?)
             }
             acting => Ok(acting),
         }
@@ -386,10 +402,25 @@ impl<P: Plugin> FastPath for OneSided<P> {
     type Page<'a> = PageCopy;
     const VALIDATES: bool = false;
 
-    fn enter(&self) -> Option<Entering<'_>> {
-        let writer = self.writer.as_ref().filter(|_| !self.may_change())?;
+    #[inline]
+    fn right(&self, reads_only: bool) -> Option<Right> {
+        match &self.user {
+            // The catalog's own pages have no owner.
+            Some(user) if !(reads_only && self.beside_owners) && self.context.structure.descriptor.is_some() => {
+                user.right()
+            }
+            _ => Some(Right::LASTING),
+        }
+    }
+
+    fn enter(&self) -> Entering<'_> {
         let Context { worker, structure, .. } = &self.context;
-        Some(Box::pin(writer.enter(worker, structure)))
+        Box::pin(async move {
+            match &self.user {
+                Some(user) => user.enter(worker, structure).await,
+                None => Ok(()),
+            }
+        })
     }
 }
 

@@ -1,26 +1,32 @@
-//! Who may change a structure: its partition map, changed like any other page.
+//! Who may use a structure: its partition map, changed like any other page.
 //!
 //! - An *owner* claims a region ([`claim`]). Nobody else changes pages inside, or reads them for current.
-//! - Whoever changes a structure one-sided is entered as a *shared writer* ([`Writer`]) before the first operation that may change
-//!   something: one round trip to read the map and two to change it, once for all handles of a compute server. What finds nothing to change
-//!   needs the right as well: its answer must not be older than what an owner has answered. Reading asks nobody: a reader beside an
-//!   owner sees what the owner has written back, which may be old, and pages of one change that do not fit yet.
-//! - A claim beside a shared writer, a writer beside an owner, and a second owner are refused, with the name of who was first,
-//!   for as long as that one lives. Who is about to give up gets a little time; changes of the claimer's own writers are waited for.
-//! - A dead one's region stays in the map until somebody claims it, or changes the structure one-sided. Before, what the dead owner has
+//! - Whoever uses a structure one-sided is entered as a *shared user* ([`SharedUser`]) before the first operation: one round trip to read the
+//!   map and two to change it, once for all handles of a compute server. What only reads, or finds nothing to change, needs the right as
+//!   well: its answer must not be older than what an owner has answered. Who says so ([`OneSided::beside_owners`]) reads without. Beside an owner
+//!   it sees what that one has written back, which may be old, and pages of one change that do not fit yet.
+//! - A claim beside a shared user, a user beside an owner, and a second owner are refused, with the name of who was first,
+//!   for as long as that one lives. Who is about to give up gets a little time; changes of the claimer's own users are waited for, and what
+//!   they are reading begins anew.
+//! - A dead one's region stays in the map until somebody claims it, or uses the structure one-sided. Before, what the dead owner has
 //!   left is finished, its [log](crate::write_ahead) replayed; and so is the log of an owner that ends without having given up in order.
 //!
-//! - Changes that a writer has sent to memory servers are over before anybody owns the structure. Those of the dead are
-//!   [fenced off](crate::fencing). Where nobody could tell a living writer what became of one, it stays entered, and fences itself off there before it
+//! - Changes that a user has sent to memory servers are over before anybody owns the structure. Those of the dead are
+//!   [fenced off](crate::fencing). Where nobody could tell a living user what became of one, it stays entered, and fences itself off there before it
 //!   becomes the owner or leaves.
 //!
 //! What a compute server has ends when the last holder drops it, is [given up](give_up), or leaves the cluster.
 
-use std::{cell::RefCell, rc::Rc, sync::Arc, time::Duration};
+use std::{
+    cell::{Cell, RefCell},
+    rc::Rc,
+    sync::Arc,
+    time::Duration,
+};
 
 use super::{OneSided, PageCopy, Proof};
 use crate::{
-    access::{Access, Operations, PageRef, Pages, PagesMut, Plugin, Slot, Start},
+    access::{Access, Operations, PageRef, Pages, PagesMut, Plugin, Right, Slot, Start},
     audit::is_live,
     error::Error,
     fabric::{Error as FabricError, Liveness},
@@ -96,13 +102,13 @@ pub enum Waits {
     No,
 }
 
-/// Makes this compute server the owner of a region, until the tenure is dropped or [given up](give_up). Shared writers of this
-/// compute server end with it: their next change is refused.
+/// Makes this compute server the owner of a region, until the tenure is dropped or [given up](give_up). Shared users of this
+/// compute server end with it: their next operation is refused.
 ///
 /// # Errors
-/// [`Error::Owned`] if somebody owns some of it who lives, this compute server included; [`Error::HasWriter`] if another one
-/// that lives changes the structure one-sided, or this one does and does not come to an end; [`Error::BadOption`] if nobody can own
-/// such a region, or nothing lies in it; [`Error::ServerStalled`] if a change may be under way at a memory server that a writer has sent there who is
+/// [`Error::Owned`] if somebody owns some of it who lives, this compute server included; [`Error::HasUser`] if another one
+/// that lives uses the structure one-sided, or this one changes it and does not come to an end; [`Error::BadOption`] if nobody can own
+/// such a region, or nothing lies in it; [`Error::ServerStalled`] if a change may be under way at a memory server that a user has sent there who is
 /// dead, or was not told what became of it.
 pub async fn claim<P: Plugin>(
     worker: &Handle,
@@ -222,7 +228,7 @@ impl<P: Plugin> Wish for RegionClaim<P> {
                 Some(other) if other.overlap(&self.region) != Overlap::Outside => {
                     return Err(Error::Owned { name: self.of.name.clone(), owner: *owner });
                 }
-                None if *owner != me => return Err(Error::HasWriter { name: self.of.name.clone(), writer: *owner }),
+                None if *owner != me => return Err(Error::HasUser { name: self.of.name.clone(), user: *owner }),
                 _ => {}
             }
         }
@@ -242,10 +248,10 @@ impl<P: Plugin> Wish for RegionClaim<P> {
     }
 }
 
-/// The right to change a structure one-sided.
-struct WriterClaim(Structure);
+/// The right to use a structure one-sided.
+struct SharedClaim(Structure);
 
-impl Wish for WriterClaim {
+impl Wish for SharedClaim {
     fn fits(&self, entries: &[MapEntry], _me: OwnerId) -> Result<(), Error> {
         match entries.iter().find(|entry| matches!(entry.part, Part::Region(_))) {
             Some(&MapEntry { owner, .. }) => Err(Error::Owned { name: self.0.name.clone(), owner }),
@@ -268,9 +274,13 @@ pub async fn give_up(worker: &Handle, structure: &Structure, tenure: &Tenure) ->
     bring_up_to_date(worker, structure).await
 }
 
-/// A handle's right to change a structure one-sided.
+/// A handle's right to use a structure one-sided.
 #[derive(Debug, Clone, Default)]
-pub struct Writer(RefCell<Option<Rc<Entered>>>);
+pub struct SharedUser {
+    entered: RefCell<Option<Rc<Entered>>>,
+    /// How often it was entered.
+    times: Cell<u32>,
+}
 
 #[derive(Debug)]
 struct Entered {
@@ -278,8 +288,8 @@ struct Entered {
     tenure: Arc<Tenure>,
 }
 
-/// A change by a [`Writer`], until it is dropped. Whoever becomes the owner meanwhile waits for that, and others count this compute
-/// server as a writer.
+/// A change by a [`SharedUser`], until it is dropped. Whoever becomes the owner meanwhile waits for that, and others count this compute
+/// server as a user.
 #[derive(Debug)]
 #[must_use = "the change is over when it is dropped"]
 pub struct Acting {
@@ -289,40 +299,41 @@ pub struct Acting {
 
 impl Acting {
     /// The change was sent to this memory server, and nobody can say what became of it: it may still be made. This compute server stays entered as a
-    /// writer until it leaves, or becomes the owner itself; before either it waits for what is under way there, and has nothing begin any more.
+    /// user until it leaves, or becomes the owner itself; before either it waits for what is under way there, and has nothing begin any more.
     pub fn is_unsettled_at(self, server: ServerId) {
         self.entered.tenure.is_unsettled_at(server);
     }
 }
 
-impl Writer {
-    /// Whether the structure may be changed, as far as is known here.
+impl SharedUser {
+    /// By what right the structure may be used, as far as is known here.
     #[inline]
-    pub fn is_entered(&self) -> bool {
-        self.0.borrow().as_ref().is_some_and(|entered| entered.tenure.is_valid())
+    pub fn right(&self) -> Option<Right> {
+        let is_valid = self.entered.borrow().as_ref().is_some_and(|entered| entered.tenure.is_valid());
+        is_valid.then(|| Right(self.times.get()))
     }
 
     /// Begins a change, if the structure may be changed as far as is known here.
     #[inline]
     pub fn try_act(&self) -> Option<Acting> {
-        let entered = self.0.borrow();
+        let entered = self.entered.borrow();
         let entered = entered.as_ref()?;
         let inside = entered.way.pass()?;
         // After that: whoever ends it has shut the gate.
         entered.tenure.is_valid().then(|| Acting { _inside: inside, entered: Rc::clone(entered) })
     }
 
-    /// [Enters](Writer::enter), and begins a change; `None` for pages of the catalog.
+    /// [Enters](SharedUser::enter), and begins a change; `None` for pages of the catalog.
     ///
     /// # Errors
-    /// As [`Writer::enter`].
+    /// As [`SharedUser::enter`].
     pub async fn act(&self, worker: &Handle, structure: &Structure) -> Result<Option<Acting>, Error> {
         let mut attempt = 0;
         while structure.descriptor.is_some() {
             if let Some(acting) = self.try_act() {
                 return Ok(Some(acting));
             }
-            if self.is_entered() {
+            if self.right().is_some() {
                 // Somebody tries to become the owner, and others may keep him from it.
                 worker.back_off(attempt).await;
                 attempt += 1;
@@ -333,7 +344,7 @@ impl Writer {
         Ok(None)
     }
 
-    /// Enters this compute server as a shared writer, if it is not entered.
+    /// Enters this compute server as a shared user, if it is not entered.
     ///
     /// # Errors
     /// [`Error::Owned`] if somebody owns some of the structure and lives; if the fabric fails.
@@ -343,10 +354,11 @@ impl Writer {
             return Ok(());
         }
         let tenure =
-            enter(worker, structure, Part::Shared, None, WriterClaim(structure.clone()), Waits::AWhile).await?;
+            enter(worker, structure, Part::Shared, None, SharedClaim(structure.clone()), Waits::AWhile).await?;
         let is_same = |entered: &Rc<Entered>| Arc::ptr_eq(&entered.tenure, &tenure);
-        if !self.0.borrow().as_ref().is_some_and(is_same) {
-            self.0.replace(Some(Rc::new(Entered { way: tenure.gate().way(), tenure })));
+        if !self.entered.borrow().as_ref().is_some_and(is_same) {
+            self.entered.replace(Some(Rc::new(Entered { way: tenure.gate().way(), tenure })));
+            self.times.set(self.times.get().wrapping_add(1));
         }
         Ok(())
     }
@@ -371,15 +383,15 @@ async fn enter(
             if into.as_ref().is_some_and(|tenure| !tenure.is_valid()) {
                 return Err(Error::GivenUp { name: structure.name.clone() });
             }
-            let (mut tenures, mut writers) = (turn.tenures(), Resting(Vec::new()));
+            let (mut tenures, mut users) = (turn.tenures(), Resting(Vec::new()));
             if part == Part::Shared {
                 if let Some(shared) = tenures.iter().find(|tenure| tenure.is_shared()) {
                     return Ok(Arc::clone(shared));
                 }
             } else {
                 // Its owner is the only one to change a structure, in the same process, too.
-                writers.0.extend(tenures.extract_if(.., |tenure| tenure.is_shared()));
-                writers.rest(&handle, &structure).await?;
+                users.0.extend(tenures.extract_if(.., |tenure| tenure.is_shared()));
+                users.rest(&handle, &structure).await?;
             }
             let mut parts: Vec<Part> = tenures.iter().flat_map(|tenure| tenure.parts()).collect();
             let ours: Vec<MapEntry> = entries_of(&handle, &parts).collect();
@@ -392,13 +404,13 @@ async fn enter(
             match publish(&handle, &structure, &parts, Kept::Only(&kept), &wish).await {
                 Ok(()) => {
                     turn.has_published(true);
-                    writers.0.iter().for_each(|tenure| tenure.end());
+                    users.0.iter().for_each(|tenure| tenure.end());
                     break;
                 }
-                Err(Error::Owned { .. } | Error::HasWriter { .. }) if handle.clock().now_ns() < until_ns => {}
+                Err(Error::Owned { .. } | Error::HasUser { .. }) if handle.clock().now_ns() < until_ns => {}
                 Err(error) => return Err(error),
             }
-            drop((tenures, writers));
+            drop((tenures, users));
             handle.back_off(attempt).await;
             attempt += 1;
         }
@@ -410,14 +422,14 @@ async fn enter(
     worker.spawn_to_end(entering).await
 }
 
-/// Shared writers of this compute server that begin no change until it is dropped: somebody is about to become the owner.
+/// Shared users of this compute server that begin no change until it is dropped: somebody is about to become the owner.
 struct Resting(Vec<Arc<Tenure>>);
 
 impl Resting {
     /// Waits until the changes under way are over.
     ///
     /// # Errors
-    /// [`Error::HasWriter`] if they go on for a quarter of a second: nobody may be driving them.
+    /// [`Error::HasUser`] if they go on for a quarter of a second: nobody may be driving them.
     async fn rest(&self, worker: &Handle, structure: &Structure) -> Result<(), Error> {
         let (mut seen_ns, mut waited_ns) = (worker.clock().now_ns(), 0);
         let mut attempt = 0;
@@ -429,7 +441,7 @@ impl Resting {
             // Whoever was stopped itself has not waited meanwhile, nor let the others go on.
             waited_ns += now_ns.saturating_sub(std::mem::replace(&mut seen_ns, now_ns)).min(WAIT_MAX_NS / LOOKS_MIN);
             if waited_ns >= WAIT_MAX_NS {
-                return Err(Error::HasWriter { name: structure.name.clone(), writer: worker.owner() });
+                return Err(Error::HasUser { name: structure.name.clone(), user: worker.owner() });
             }
             worker.back_off(attempt).await;
             attempt += 1;
@@ -595,7 +607,7 @@ async fn publish(
         for entry in dead {
             let MapEntry { owner, part } = &entry;
             let left = match part {
-                // What it has sent may be under way at a memory server. Beside other writers that does no harm.
+                // What it has sent may be under way at a memory server. Beside other users that does no harm.
                 Part::Shared if wish.is_alone() || is_finished(worker, *owner).await? => Vec::new(),
                 Part::Shared => vec![Part::Shared],
                 Part::Region(_) => wish.leaves(part)?,

@@ -129,6 +129,12 @@ impl<S: OrderedMap> Map<S, OneSided<S>> {
         Ok(Self::over(OneSided::new(worker, catalog::open::<S>(worker, name).await?, proof)))
     }
 
+    /// The same; reading asks for no right, and beside an owner answers what that one has written back:
+    /// [`OneSided::beside_owners`].
+    pub fn beside_owners(self) -> Self {
+        Self::over(self.access.beside_owners())
+    }
+
     /// Checks every invariant of the map, and looks for leaked pages. Reads the whole map, and the header of every page
     /// of the cluster. Nobody may change the map meanwhile.
     ///

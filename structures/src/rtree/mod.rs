@@ -192,6 +192,12 @@ impl<const D: usize> RTree<OneSided<Tree<D>>, D> {
     pub async fn open(worker: &Handle, name: &str, proof: Proof) -> Result<Self, Error> {
         Ok(Self::over(OneSided::new(worker, catalog::open::<Tree<D>>(worker, name).await?, proof)))
     }
+
+    /// The same; reading asks for no right, and beside an owner answers what that one has written back:
+    /// [`OneSided::beside_owners`].
+    pub fn beside_owners(self) -> Self {
+        Self::over(self.access.beside_owners())
+    }
 }
 
 impl<A: Access<Plugin = Tree<D>> + Clone + 'static, const D: usize> RTree<A, D> {

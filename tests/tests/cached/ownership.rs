@@ -1,4 +1,4 @@
-//! Who owns a structure stands in its partition map: whoever else would own or change it is refused, by name, and nothing that
+//! Who owns a structure stands in its partition map: whoever else would own or use it is refused, by name, and nothing that
 //! it does reaches remote memory.
 
 use std::{
@@ -135,9 +135,9 @@ fn an_owner_that_is_dropped_gives_up() {
     assert_left_clean(&fabric, &model, "dropped");
 }
 
-/// Whatever way it comes by: one-sided, with inner pages cached, by a memory server. Reading is another matter.
+/// Whatever way it comes by: one-sided, with inner pages cached, by a memory server. Who says that old data will do may read.
 #[test]
-fn who_changes_a_structure_beside_its_owner_is_refused_and_changes_nothing() {
+fn who_uses_a_structure_beside_its_owner_is_refused_and_changes_nothing() {
     let (fabric, members, mut model) = scene(FabricProfile::Fast);
     let [owner, other] = &members;
     let tree = owner.try_own(&new_cache(), KeyRange { low: 0, high: Some(5000) }).unwrap();
@@ -150,6 +150,7 @@ fn who_changes_a_structure_beside_its_owner_is_refused_and_changes_nothing() {
     let inner = other.share(&new_cache(), Proof::Checksum);
     let sent = BTree::over(Remote::new(&other.worker, other.tree.structure().clone()));
     let hybrid = BTree::over(Hybrid::new(&other.worker, other.tree.structure().clone(), Proof::Checksum));
+    let plain = other.plain();
     let before = other.worker.counters();
     other.worker.block_on(async {
         // Anywhere in it: pages above are in the owner's cache, too.
@@ -170,34 +171,44 @@ fn who_changes_a_structure_beside_its_owner_is_refused_and_changes_nothing() {
         is_owned_by(inner.update(11, 1).await, owner);
         is_owned_by(inner.remove(11).await, owner);
         is_owned_by(hybrid.remove(11).await, owner);
+        for key in [10, 9000] {
+            is_owned_by(plain.get(key).await, owner);
+            is_owned_by(plain.range(key..).take(3).await, owner);
+            is_owned_by(inner.get(key).await, owner);
+            is_owned_by(sent.get(key).await, owner);
+            is_owned_by(hybrid.get(key).await, owner);
+        }
         // What the owner has written back.
         assert_eq!(other.tree.get(10).await.unwrap(), Some(11));
-        assert_eq!(inner.get(10).await.unwrap(), Some(11));
+        assert_eq!(plain.clone().beside_owners().get(10).await.unwrap(), Some(11));
         is_owned_by(catalog::destroy(&other.worker, TREE).await, owner);
     });
     let did = other.worker.counters() - before;
     assert_eq!((did.writes, did.atomics, did.two_sided), (0, 0, 0), "something was written: {did:?}");
     owner.worker.block_on(async {
         is_owned_by(owner.tree.update(10, 77).await, owner);
+        is_owned_by(owner.plain().get(10).await, owner);
         assert_eq!(tree.get(10).await.unwrap(), Some(12));
         tree.access().close().await.unwrap();
     });
     other.worker.block_on(async {
         assert!(other.tree.update(20, 5).await.unwrap().is_some());
         assert!(inner.update(30, 6).await.unwrap().is_some());
+        assert_eq!(plain.get(10).await.unwrap(), Some(12));
     });
     model.extend([(20, 5), (30, 6)]);
     settle(&members);
-    drop((tree, inner, sent, hybrid, members));
+    drop((tree, inner, sent, hybrid, plain, members));
     assert_left_clean(&fabric, &model, "beside an owner");
 }
 
 /// An owner dies with changes that are in its log alone. Whoever comes later is told by none of its answers that they were not made,
 /// also if it finds nothing to change in remote memory.
 #[test]
-fn what_changes_nothing_is_answered_behind_the_log_of_a_dead_owner() {
+fn what_changes_nothing_or_reads_is_answered_behind_the_log_of_a_dead_owner() {
     type Step = fn(&Member) -> bool;
-    let steps: [(&str, Step, Map); 5] = [
+    let steps: [(&str, Step, Map); 6] = [
+        ("get", |it| it.worker.block_on(it.plain().get(10)).unwrap() == Some(12), [(10, 12), (25, 5)].into()),
         ("upsert", |it| it.worker.block_on(it.tree.upsert(10, 1)).unwrap() == Some(12), [(10, 1), (25, 5)].into()),
         ("insert", |it| it.worker.block_on(it.tree.insert(20, 7)).unwrap(), [(10, 12), (20, 7), (25, 5)].into()),
         ("update", |it| it.worker.block_on(it.tree.update(25, 6)).unwrap() == Some(5), [(10, 12), (25, 6)].into()),
@@ -244,13 +255,84 @@ fn changes_nothing(member: &Member) -> bool {
 }
 
 #[test]
+fn nobody_owns_what_another_reads_one_sided() {
+    let (fabric, members, model) = scene(FabricProfile::Fast);
+    let [reader, other] = &members;
+    let plain = reader.plain();
+    reader.worker.block_on(async {
+        assert_eq!(plain.clone().beside_owners().get(10).await.unwrap(), Some(1));
+        drop(other.try_own(&new_cache(), KeyRange::ALL).unwrap());
+        other.maintain();
+        assert_eq!(plain.get(10).await.unwrap(), Some(1));
+    });
+    let named = |error: &Error| matches!(error, Error::HasUser { user, .. } if *user == reader.compute.owner());
+    let refused = other.try_own(&new_cache(), KeyRange { low: 5000, high: None });
+    assert!(refused.as_ref().is_err_and(named), "{refused:?}");
+    // Once is enough, for all its handles.
+    let before = reader.worker.counters();
+    assert_eq!(reader.worker.block_on(reader.plain().get(9000)).unwrap(), Some(900));
+    let did = reader.worker.counters() - before;
+    assert_eq!((did.writes, did.atomics), (0, 0), "{did:?}");
+    drop(plain);
+    reader.maintain();
+    let tree = other.try_own(&new_cache(), KeyRange::ALL).unwrap();
+    is_owned_by(reader.worker.block_on(reader.plain().get(10)), other);
+    settle(&members);
+    drop((tree, members));
+    assert_left_clean(&fabric, &model, "a reader");
+}
+
+/// Its own compute server becomes the owner of what somebody is reading: the answer is no older than what the owner has answered.
+#[test]
+fn what_is_read_as_an_owner_comes_is_read_anew() {
+    let (fabric, [member, other], mut model) = scene(FabricProfile::Fast);
+    // While the owner is there, once it has given up, and once another operation has had the right again; wherever the reader rests.
+    let mut next = 100;
+    for goes_on in ["owned", "given up", "used again"] {
+        for rest in 1.. {
+            let plain = member.plain();
+            member.worker.block_on(plain.get(20)).unwrap();
+            let mut reading = pin!(plain.get(10));
+            let mut is_over = || {
+                let is_over = reading.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+                member.worker.turn();
+                is_over
+            };
+            if (0..rest).any(|_| is_over()) {
+                assert!(rest > 2, "it rests at each page");
+                break;
+            }
+            next += 1;
+            let tree = member.try_own(&new_cache(), KeyRange::ALL).unwrap();
+            member.worker.block_on(tree.update(10, next)).unwrap();
+            model.insert(10, next);
+            if goes_on != "owned" {
+                member.worker.block_on(tree.access().close()).unwrap();
+            }
+            if goes_on == "used again" {
+                member.worker.block_on(plain.get(30)).unwrap();
+            }
+            let read = member.worker.block_on(reading);
+            match goes_on {
+                "owned" => is_owned_by(read, &member),
+                _ => assert_eq!(read.unwrap(), Some(next), "{goes_on}, {rest}"),
+            }
+            member.worker.block_on(tree.access().close()).unwrap();
+        }
+    }
+    settle([&member, &other]);
+    drop((member, other));
+    assert_left_clean(&fabric, &model, "read anew");
+}
+
+#[test]
 fn nobody_owns_what_another_changes_one_sided() {
     let (fabric, members, mut model) = scene(FabricProfile::Fast);
     let [writer, other] = &members;
     writer.worker.block_on(writer.tree.update(10, 77)).unwrap();
     let epoch = writer.epoch();
     let refused = other.try_own(&new_cache(), KeyRange { low: 5000, high: None });
-    let named = |error: &Error| matches!(error, Error::HasWriter { writer: by, .. } if *by == writer.compute.owner());
+    let named = |error: &Error| matches!(error, Error::HasUser { user: by, .. } if *by == writer.compute.owner());
     assert!(refused.as_ref().is_err_and(named), "{refused:?}");
     // Two of them do each other no harm.
     other.worker.block_on(other.tree.update(20, 2)).unwrap();
@@ -361,7 +443,7 @@ fn what_the_dead_owned_and_wrote_is_taken_over() {
     heir.maintain();
     writer.worker.block_on(writer.tree.update(10, 77)).unwrap();
     assert_eq!((of(owner), of(writer)), (0, 1), "{:?}", map());
-    assert!(matches!(heir.try_own(&new_cache(), low), Err(Error::HasWriter { .. })));
+    assert!(matches!(heir.try_own(&new_cache(), low), Err(Error::HasUser { .. })));
     bury(writer);
     let tree = heir.try_own(&new_cache(), low).unwrap();
     heir.worker.block_on(tree.access().close()).unwrap();
@@ -480,6 +562,8 @@ fn a_damaged_map_is_an_error() {
         let written = member.worker.block_on(member.tree.update(10, 77));
         assert!(matches!(written, Err(Error::Inconsistent { .. })), "{written:?}");
         assert_eq!(member.worker.block_on(member.tree.get(10)).unwrap(), Some(1));
+        let read = member.worker.block_on(member.plain().get(10));
+        assert!(matches!(read, Err(Error::Inconsistent { .. })), "{read:?}");
     }
 }
 
@@ -564,7 +648,7 @@ fn who_waits_to_become_the_owner_lets_its_own_writers_go_on() {
     for turn in 0..100 {
         while let Poll::Ready(owned) = owning.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             assert!(
-                matches!(owned, Err(Error::HasWriter { .. })),
+                matches!(owned, Err(Error::HasUser { .. })),
                 "the other one's writer was to be waited for: {owned:?}"
             );
             // It has waited for long enough: this thread had no core for a quarter of a second.
@@ -601,7 +685,7 @@ fn who_becomes_the_owner_does_not_wait_for_ever() {
         }
         match owner.try_own(&new_cache(), KeyRange::ALL) {
             Ok(tree) => owner.worker.block_on(tree.access().close()).unwrap(),
-            Err(Error::HasWriter { writer, .. }) if writer == owner.compute.owner() => refused += 1,
+            Err(Error::HasUser { user, .. }) if user == owner.compute.owner() => refused += 1,
             Err(error) => panic!("{error}"),
         }
         // It comes to its end with its worker.

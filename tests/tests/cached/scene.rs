@@ -84,7 +84,12 @@ impl<S: Subject> MemberOf<S> {
     pub(crate) fn of(compute: Arc<ComputeServer>) -> Self {
         let worker = compute.worker().unwrap();
         let tree = worker.block_on(Ordered::open(&worker, TREE, Proof::Checksum)).unwrap();
-        Self { tree, worker, compute }
+        Self { tree: tree.beside_owners(), worker, compute }
+    }
+
+    /// The tree for one who would not have old data.
+    pub(crate) fn plain(&self) -> Ordered<S, OneSided<S>> {
+        Ordered::over(OneSided::new(&self.worker, self.tree.structure().clone(), Proof::Checksum))
     }
 
     pub(crate) fn own(&self, cache: &ComputeCache<S>, range: KeyRange) -> Ordered<S, Cached<S>> {

@@ -184,7 +184,7 @@ fn claim(worker: &Worker, serving: &mut ManualShipServer, servers_fabric: &Morta
         serving.turn();
         match owning.turn().then(|| owning.outcome.take()).flatten() {
             Some(Ok(owned)) => break owned,
-            Some(Err(Error::HasWriter { .. } | Error::ServerStalled { .. })) => owning = Task::new(worker, own(worker)),
+            Some(Err(Error::HasUser { .. } | Error::ServerStalled { .. })) => owning = Task::new(worker, own(worker)),
             Some(Err(error)) => return Err(error),
             None => {}
         }
@@ -288,7 +288,7 @@ fn a_change_whose_handle_is_gone_is_over_before_others_own() -> Result<(), Error
                     })?;
                     break;
                 }
-                Some(Err(Error::HasWriter { .. })) => owning = Task::new(&others, own(&others)),
+                Some(Err(Error::HasUser { .. })) => owning = Task::new(&others, own(&others)),
                 Some(Err(error)) => return Err(error),
                 None => {}
             }
@@ -346,7 +346,7 @@ fn a_change_that_may_go_on_is_over_before_anybody_owns() -> Result<(), Error> {
     let other = join(&fabric, 2)?;
     let others = other.worker()?;
     let refused = others.block_on(own(&others)).map(drop);
-    assert!(matches!(refused, Err(Error::HasWriter { .. })), "{refused:?}");
+    assert!(matches!(refused, Err(Error::HasUser { .. })), "{refused:?}");
     let refused = worker.block_on(own(&worker)).map(drop);
     assert!(matches!(refused, Err(Error::ServerStalled { .. })), "{refused:?}");
     // What was cut off is over with the memory server's membership.
@@ -480,7 +480,7 @@ fn a_dropped_change_stops_after(requests: u64) -> Result<bool, Error> {
         serving.turn();
         match owning.turn().then(|| owning.outcome.take()).flatten() {
             Some(Ok(owned)) => break owned,
-            Some(Err(Error::HasWriter { .. } | Error::ServerStalled { .. })) => owning = Task::new(&others, own()),
+            Some(Err(Error::HasUser { .. } | Error::ServerStalled { .. })) => owning = Task::new(&others, own()),
             Some(Err(error)) => return Err(error),
             None => {}
         }

@@ -58,7 +58,7 @@ fn an_operation_that_holds_more_pages_than_the_cache_ends_with_its_answer() {
     // Some 900 leaves, and room for less than a hundred pages.
     let owned = scene.owned(64 << 10, KeyRange::ALL);
     assert_eq!(scene.worker.block_on(owned.execute(&Late)).unwrap(), KEYS);
-    assert_eq!(scene.worker.block_on(scene.one_sided().execute(&Late)).unwrap(), KEYS);
+    assert_eq!(scene.worker.block_on(scene.one_sided().beside_owners().execute(&Late)).unwrap(), KEYS);
 }
 
 /// As [`Late`], and goes back to the root's first child while others are on their way.

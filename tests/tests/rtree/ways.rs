@@ -8,7 +8,7 @@ use farlink_offload::{
     ship::{Registry, ShipServer},
 };
 use farlink_runtime::{
-    access::Access,
+    access::{Access, FastPath as _},
     compute::{ComputeOptions, ComputeServer},
     fabric::mem::MemOptions,
     one_sided::{OneSided, Proof},
@@ -161,6 +161,7 @@ fn reads_of_all_levels_overlap() {
         });
         tree.bulk_load(entries, 0.9).await.unwrap();
         let pages = tree.check().await.unwrap().pages();
+        tree.access().enter().await.unwrap();
         let before = scene.worker.counters();
         assert_eq!(tree.len().await.unwrap(), 20_000);
         let after = scene.worker.counters();
@@ -229,6 +230,7 @@ fn a_search_waits_as_often_as_there_are_levels() {
                 levels = tree.check().await.unwrap().height() as u64;
             }
             let tree = RTree::<_, 2>::open(&worker, "model", Proof::Checksum).await.unwrap();
+            tree.access().enter().await.unwrap();
             let (mut most, mut most_pages) = (0, 0);
             for number in 0..600 {
                 let query = Query::Intersects(within_unit_square(&mut rng, [1e-4, 0.04, 0.2][number % 3]));
@@ -287,7 +289,7 @@ fn subtrees_are_searched_by_their_memory_servers() {
                 assert_eq!(server.counts() != before, ships, "each memory server has a part of it");
             }
             assert_eq!(sorted(tree.search(window).all().await.unwrap()), sorted(expected));
-            let coarse = RTree::over(Remote::new(&worker, structure.clone()));
+            let coarse = RTree::over(Remote::new(&worker, structure.clone()).beside_owners());
             assert_eq!(coarse.search(window).all().await.unwrap().len() as u64, tree.count(window).await.unwrap());
         }
     });

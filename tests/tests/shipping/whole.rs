@@ -1,6 +1,12 @@
 //! Operations that are shipped whole: where their pages are, and what is done here because a memory server cannot.
 
-use std::{thread, time::Duration};
+use std::{
+    future::Future,
+    pin::pin,
+    task::{Context, Waker},
+    thread,
+    time::Duration,
+};
 
 use farlink_offload::{
     Adaptive, CacheOptions, ComputeCache, Hybrid, MappingCache, Policies, Remote,
@@ -21,7 +27,7 @@ use farlink_runtime::{
 use farlink_structures::{
     btree::{BTree, BTreeOptions, Tree},
     bwtree::{Bw, BwTree, BwTreeOptions},
-    map::{Map, OrderedMap},
+    map::{KeyRange, Map, OrderedMap},
 };
 use farlink_tests::{
     bounded::Watchdog,
@@ -51,6 +57,66 @@ async fn leaves_by_server(tree: &BTree<OneSided<Tree>>) -> Result<[usize; 3], Er
         to_visit.extend(Tree::links(&*words).map(|slot| Link::from_word(words[slot])));
     }
     Ok(leaves)
+}
+
+/// Its own compute server becomes the owner of what a memory server reads for it: the answer is no older than what the owner has answered.
+#[test]
+fn what_is_read_there_as_an_owner_comes_is_read_anew() {
+    let _watch = Watchdog::start("read anew", Duration::from_secs(120));
+    let fleet = Fleet::start(1, 8 << 20, 1, FAST).unwrap();
+    let compute = cluster::join(&fleet.fabric(), 1).unwrap();
+    let worker = compute.worker().unwrap();
+    let made = worker.block_on(BTree::create(&worker, "read", BTreeOptions::default())).unwrap();
+    let structure = made.structure().clone();
+    worker.block_on(made.insert(10, 0)).unwrap();
+    let remote = BTree::over(Remote::new(&worker, structure.clone()));
+    let hybrid = BTree::over(Hybrid::new(&worker, structure.clone(), Proof::Checksum));
+    let adaptive = always(&worker, &made);
+    let read = async |way| match way {
+        "remote" => remote.get(10).await,
+        "remote, a scan" => Ok(remote.range(10..).take(1).await?.first().map(|&(_, value)| value)),
+        "hybrid" => hybrid.get(10).await,
+        _ => adaptive.get(10).await,
+    };
+    let mut last = 0;
+    for what in ["remote", "remote, a scan", "hybrid", "adaptive"] {
+        for gives_up in [false, true] {
+            // The way there is open.
+            assert_eq!(worker.block_on(read(what)).unwrap(), Some(last), "{what}");
+            let done = fleet.counts().done;
+            let mut reading = pin!(read(what));
+            assert!(reading.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(), "{what}");
+            // A search is not counted: it goes on from here.
+            while fleet.counts().done == done && what != "hybrid" {
+                worker.turn();
+                thread::yield_now();
+            }
+            let cache = ComputeCache::new(CacheOptions::new(1 << 20)).unwrap();
+            let owned = worker.block_on(cache.own(&worker, structure.clone(), KeyRange::ALL)).unwrap();
+            let tree = BTree::over(owned);
+            worker.block_on(tree.update(10, last + 1)).unwrap();
+            last += 1;
+            if gives_up {
+                worker.block_on(tree.access().close()).unwrap();
+            }
+            match worker.block_on(reading) {
+                Err(Error::Owned { owner, .. }) if !gives_up => assert_eq!(owner, compute.owner()),
+                Ok(found) if gives_up => assert_eq!(found, Some(last), "{what}"),
+                other => panic!("{what}, gives up {gives_up}: {other:?}"),
+            }
+            worker.block_on(tree.access().close()).unwrap();
+        }
+    }
+    let owned = ComputeCache::new(CacheOptions::new(1 << 20)).unwrap();
+    let owned = BTree::over(worker.block_on(owned.own(&worker, structure.clone(), KeyRange::ALL)).unwrap());
+    worker.block_on(owned.update(10, last + 1)).unwrap();
+    // For who says so, that is no matter.
+    let old = [
+        worker.block_on(BTree::over(Remote::new(&worker, structure.clone()).beside_owners()).get(10)),
+        worker.block_on(BTree::over(Hybrid::new(&worker, structure.clone(), Proof::Checksum).beside_owners()).get(10)),
+        worker.block_on(BTree::over(adaptive.access().clone().beside_owners()).get(10)),
+    ];
+    assert!(old.iter().all(|read| matches!(read, Ok(Some(value)) if *value == last)), "{old:?}");
 }
 
 /// New pages are where the structure's pages belong, whoever makes them.
