@@ -1,4 +1,4 @@
-//! Others that change a run's structure beside it: those whom its partition maps name.
+//! Others that use a run's structure beside it: those whom its partition maps name.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use farlink_runtime::worker::Worker;
 /// Compute servers, by their incarnations.
 pub(crate) type Incarnations = BTreeSet<u32>;
 
-/// Who lives and owns some of these structures or changes them; not this compute server.
+/// Who lives and owns some of these structures or uses them; not this compute server.
 pub(crate) fn living(worker: &Worker, structures: &[Structure]) -> anyhow::Result<Incarnations> {
     let mut others = Incarnations::new();
     for structure in structures {

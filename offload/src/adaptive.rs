@@ -59,7 +59,11 @@ use crate::{
 /// # Ok::<_, farlink_runtime::error::Error>(())
 /// ```
 #[derive(Debug)]
-pub struct Adaptive<A: Run>(Rc<Shared<A>>);
+pub struct Adaptive<A: Run> {
+    shared: Rc<Shared<A>>,
+    /// Whether what is shipped asks for no right to read.
+    beside_owners: bool,
+}
 
 #[derive(Debug)]
 struct Shared<A: Run> {
@@ -69,30 +73,30 @@ struct Shared<A: Run> {
 
 impl<A: Run> Clone for Adaptive<A> {
     fn clone(&self) -> Self {
-        Self(Rc::clone(&self.0))
+        Self { shared: Rc::clone(&self.shared), ..*self }
     }
 }
 
 impl<A: Run> Adaptive<A> {
     /// A client whose operations on `structure` are done over `here` if they are not shipped.
     pub fn new(here: A, worker: &Handle, structure: Structure, policies: Policies) -> Self {
-        Self(Rc::new(Shared { here, chooser: Chooser::new(worker, structure, policies) }))
+        let chooser = Chooser::new(worker, structure, policies);
+        Self { shared: Rc::new(Shared { here, chooser }), beside_owners: false }
     }
 
-    /// It and its clones ask for no right to read what is shipped, as [there](Shipper::beside_owners). `here` is told apart.
+    /// The same; reading asks for no right where it is shipped, as [there](Shipper::beside_owners). `here` is told by itself.
     pub fn beside_owners(self) -> Self {
-        self.shipper().read_beside_owners();
-        self
+        Self { beside_owners: true, ..self }
     }
 
     /// The access for what is not shipped.
     pub fn here(&self) -> &A {
-        &self.0.here
+        &self.shared.here
     }
 
     /// Its way to the memory servers.
     pub fn shipper(&self) -> &Shipper<A::Plugin> {
-        &self.0.chooser.shipper
+        &self.shared.chooser.shipper
     }
 
     /// The structure.
@@ -102,12 +106,12 @@ impl<A: Run> Adaptive<A> {
 
     /// What it has counted.
     pub fn counts(&self) -> OffloadCounts {
-        self.0.chooser.counts()
+        self.shared.chooser.counts()
     }
 
     /// Ships an operation; nothing if it is to be done here after all, without any effect so far.
     async fn shipped<O: Operation<Plugin = A::Plugin>>(&self, operation: &O) -> Result<Option<O::Output>, Error> {
-        let chooser = &self.0.chooser;
+        let chooser = &self.shared.chooser;
         let (server, clock) = (self.structure().root.server(), self.shipper().worker().clock());
         let mut start_ns = clock.now_ns();
         // To open a connection is no part of what a message takes.
@@ -115,7 +119,7 @@ impl<A: Run> Adaptive<A> {
             return chooser.undone::<O>(server, 0, start_ns, error).map(|()| None);
         }
         start_ns = clock.now_ns();
-        match self.shipper().ship(operation, From::Root).await {
+        match self.shipper().ship_as(operation, From::Root, self.beside_owners).await {
             Ok(Answer::Done(shipped)) => {
                 chooser.done::<O>(server, start_ns);
                 Ok(Some(shipped.output))
@@ -133,7 +137,7 @@ impl<A: Run> Adaptive<A> {
     }
 
     async fn run<O: Operation<Plugin = A::Plugin>>(&self, operation: &O) -> Result<O::Output, Error> {
-        let (chooser, server) = (&self.0.chooser, self.structure().root.server());
+        let (chooser, server) = (&self.shared.chooser, self.structure().root.server());
         if chooser.may_serve(server)
             && chooser.choose(Code::of::<O>(), server, 0, &|| false)
             && let Some(output) = self.shipped(operation).await?
@@ -142,7 +146,7 @@ impl<A: Run> Adaptive<A> {
         }
         let clock = self.shipper().worker().clock();
         let start_ns = clock.now_ns();
-        let output = self.0.here.execute(operation).await?;
+        let output = self.shared.here.execute(operation).await?;
         let took_ns = clock.now_ns() - start_ns;
         chooser.policies.borrow_mut().of(Code::of::<O>()).fetched(server, took_ns);
         Ok(output)

@@ -16,7 +16,7 @@ use farlink_runtime::{
     error::Error,
     messaging::Error as MessagingError,
     one_sided::{OneSided, Proof},
-    operation::{Code, Restarts, Run, is_by},
+    operation::{Code, Restarts, Run},
     worker::Handle,
 };
 use smallvec::SmallVec;
@@ -115,11 +115,14 @@ impl<P: Plugin> Hybrid<P> {
     ) -> Result<O::Output, Error> {
         let worker = self.shipper.worker();
         // From before the server names a page until it is read.
-        let _pin = worker.pin();
+        let mut pin = worker.pin();
         let mut restarts = Restarts::from_root(self.structure().root);
         loop {
             let Some(right) = self.leaves.right(O::READS_ONLY) else {
+                // It may take a while.
+                drop(pin);
                 self.leaves.enter().await?;
+                pin = worker.pin();
                 continue;
             };
             let found = match known.take() {
@@ -131,8 +134,10 @@ impl<P: Plugin> Hybrid<P> {
                 Found::Done(output) => Ok(output),
             };
             match outcome {
-                Ok(output) if is_by(right, &self.leaves, operation) => return Ok(output),
-                Ok(_) => restarts.back_off(worker, Interrupt::conflict()).await?,
+                _ if !self.leaves.stands(right, O::READS_ONLY) => {
+                    restarts.back_off(worker, Interrupt::conflict()).await?;
+                }
+                Ok(output) => return Ok(output),
                 Err(interrupt) => {
                     // Having made room above, it goes on there.
                     let is_above = matches!(interrupt, Interrupt::Restart(Cause::Above | Cause::Again));

@@ -189,6 +189,11 @@ impl<P: Plugin> FastPath for CachedInner<P> {
         self.one_sided().right(reads_only)
     }
 
+    #[inline]
+    fn stands(&self, right: Right, reads_only: bool) -> bool {
+        self.one_sided().stands(right, reads_only)
+    }
+
     fn enter(&self) -> Entering<'_> {
         self.one_sided().enter()
     }

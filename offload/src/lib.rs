@@ -30,8 +30,11 @@
 //!     let cached = BTree::over(owned);
 //!     cached.insert(7, 70).await?;
 //!     assert_eq!(cached.get(7).await?, Some(70));
-//!     // Others see it once it is written.
+//!     // What is written others may read, who say that old data would do.
 //!     cached.access().flush().await?;
+//!     assert_eq!(tree.clone().beside_owners().get(7).await?, Some(70));
+//!     // Once it is given up, it is everybody's.
+//!     cached.access().close().await?;
 //!     assert_eq!(tree.get(7).await?, Some(70));
 //!     Ok::<_, farlink_runtime::error::Error>(())
 //! })?;

@@ -6,7 +6,7 @@
 use std::{future::Future, pin::Pin};
 
 use crate::{
-    access::{Access, Cause, FastPath, InPieces, Interrupt, Operation, Plugin, Right, Start},
+    access::{Access, Cause, InPieces, Interrupt, Operation, Plugin, Start},
     error::Error,
     fabric::Error as FabricError,
     page::avalanche,
@@ -103,20 +103,23 @@ pub async fn execute<A: Access, O: Operation<Plugin = A::Plugin>>(
     access: &A,
     operation: &O,
 ) -> Result<O::Output, Error> {
-    let _pin = access.context().worker.pin();
+    let mut pin = access.context().worker.pin();
     let mut from = match operation.try_sync(access) {
         Ok(output) => return Ok(output),
         Err(from) => from,
     };
     let mut restarts = Restarts::from_root(access.context().structure.root);
-    'attempts: loop {
+    loop {
         let Some(right) = access.right(O::READS_ONLY) else {
+            // It may take a while.
+            drop(pin);
             access.enter().await?;
+            pin = access.context().worker.pin();
             continue;
         };
         let interrupt = match operation.run(access, from).await {
-            Ok(output) if is_by(right, access, operation) => return settled(access, operation, output).await,
-            Ok(_) => Interrupt::conflict(),
+            _ if !access.stands(right, O::READS_ONLY) => Interrupt::conflict(),
+            Ok(output) => return settled(access, operation, output).await,
             Err(interrupt) => interrupt,
         };
         from = restarts.start_after(&interrupt);
@@ -126,20 +129,13 @@ pub async fn execute<A: Access, O: Operation<Plugin = A::Plugin>>(
             && let Some(outcome) = hold(access, operation, from, &restarts).await
         {
             let interrupt = match outcome {
-                Ok(output) if is_by(right, access, operation) => return settled(access, operation, output).await,
-                Ok(_) => continue 'attempts,
+                Ok(output) => return settled(access, operation, output).await,
                 Err(interrupt) => interrupt,
             };
             from = restarts.start_after(&interrupt);
             restarts.back_off(&access.context().worker, interrupt).await?;
         }
     }
-}
-
-/// Whether an operation that was tried by this right has an answer that counts. What has changed something had the right to.
-#[inline]
-pub fn is_by<A: FastPath, O: Operation>(right: Right, access: &A, _operation: &O) -> bool {
-    !O::READS_ONLY || access.right(true) == Some(right)
 }
 
 /// The answer of an operation that was done here, once it lasts.

@@ -1,4 +1,4 @@
-//! The partition map: who owns which regions of a structure, and who writes it without owning any.
+//! The partition map: who owns which regions of a structure, and who uses it without owning any.
 //!
 //! It stands in the structure's descriptor page ([`catalog`](crate::catalog)), from word 32 on, and is changed like any
 //! other page, under the page's remote lock:
@@ -12,7 +12,7 @@
 //! ```
 //!
 //! A region belongs to one compute server, whose pages inside it are in nobody else's hands (DEX, VLDB 2024, section 4). A
-//! *shared* entry is of a compute server that changes the structure one-sided, under remote locks. A structure has owners or
+//! *shared* entry is of a compute server that uses the structure one-sided, and changes it under remote locks. A structure has owners or
 //! shared users, never both.
 
 use crate::{
@@ -34,7 +34,7 @@ const SHARED: u64 = 2;
 pub enum Part {
     /// A region, as words: pages inside are its own.
     Region(Vec<u64>),
-    /// The right to change pages under their remote locks, which others have as well.
+    /// The right to read pages, and to change them under their remote locks, which others have as well.
     Shared,
 }
 

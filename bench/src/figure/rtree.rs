@@ -211,7 +211,7 @@ impl<'a> Loaded<'a> {
     fn slowest(&self) -> anyhow::Result<Option<CheckRow>> {
         let way = Way { name: "one-sided", mode: AccessMode::OneSided, cache_percent: None };
         let (_compute, Client { worker, .. }) = self.client(way, self.args.window)?;
-        let access = OneSided::<Tree>::new(&worker, self.tree.clone(), Proof::Checksum);
+        let access = OneSided::<Tree>::new(&worker, self.tree.clone(), Proof::Checksum).beside_owners();
         let (mut most, mut fit) = (0, 0u64);
         for request in self.searches(LARGE)?.take(self.args.ops as usize) {
             let before = worker.counters();

@@ -50,7 +50,7 @@ fn who_changes_a_structure_is_named_to_who_uses_it_meanwhile() {
     assert!(rows.any(|row| row.contains("\"memory\"")), "the bench ended early");
     let problem = loop {
         assert!(writer.try_wait().unwrap().is_none(), "the bench ended early");
-        // Until it has inserted some meanwhile, and is entered as a writer.
+        // Until it has inserted some meanwhile.
         let said = cluster.bench("--keys 2000 --mix c --ops 2000");
         // A check in the midst of a split may fail before.
         let rows = if said.ok { Vec::new() } else { said.json() };

@@ -27,7 +27,7 @@ fn servers_with_threads_carry_out_operations() {
         let tree =
             BTree::create(&worker, "t", BTreeOptions { root, placement, ..BTreeOptions::default() }).await.unwrap();
         let sent = BTree::over(Remote::new(&worker, tree.structure().clone()));
-        // The first change enters it as a writer.
+        // The first change enters it as a user.
         assert!(sent.insert(0, !0).await.unwrap());
         let before = worker.counters();
         for key in 1..1000 {

@@ -44,7 +44,7 @@ fn an_update_costs_one_atomic_and_three_words_more() {
     let said = bench("--json --keys 20000 --update 100 --workers 1 --ops 5000").must_hold();
     let rows = said.json();
     let row = named(&rows, "update100")[0];
-    // The first of them enters the process as a writer.
+    // The first of them makes rings for records.
     let is_about = |name: &str, expected: f64| {
         let found = number(row, name);
         assert!((expected..expected * 1.001 + 0.004).contains(&found), "{name}: {found}, not {expected}");

@@ -1,14 +1,9 @@
 //! The worker's side: operations go out, answers come back.
 
-use std::{
-    cell::{Cell, RefCell},
-    fmt,
-    marker::PhantomData,
-    rc::Rc,
-};
+use std::{cell::RefCell, fmt, marker::PhantomData, rc::Rc};
 
 use farlink_runtime::{
-    access::{InPieces, Link, Operation, Plugin, Right, Structure},
+    access::{InPieces, Link, Operation, Plugin, Structure},
     error::Error,
     fabric::Error as FabricError,
     fencing::Sender,
@@ -76,6 +71,8 @@ pub struct Shipped<T> {
 pub struct Shipper<P> {
     worker: Handle,
     shared: Rc<Shared>,
+    /// Whether reading asks for no right.
+    beside_owners: bool,
     of: PhantomData<P>,
 }
 
@@ -88,14 +85,12 @@ struct Shared {
     spare: RefCell<Vec<u64>>,
     /// Memory servers use the structure on behalf of the sender.
     user: SharedUser,
-    /// Whether reading asks for no right.
-    beside_owners: Cell<bool>,
 }
 
 impl<P> Clone for Shipper<P> {
     fn clone(&self) -> Self {
-        let Self { worker, shared, of } = self;
-        Self { worker: worker.clone(), shared: Rc::clone(shared), of: *of }
+        let Self { worker, shared, beside_owners, of } = self;
+        Self { worker: worker.clone(), shared: Rc::clone(shared), beside_owners: *beside_owners, of: *of }
     }
 }
 
@@ -148,28 +143,14 @@ impl<P: Plugin> Shipper<P> {
         let Structure { name, kind, .. } = &structure;
         assert!(kind == P::NAME, "{name:?} is a structure of {kind}, and was taken for one of {}", P::NAME);
         let (channels, spare, user) = (RefCell::default(), RefCell::default(), SharedUser::default());
-        let shared = Shared { structure, channels, spare, user, beside_owners: Cell::new(false) };
-        Self { worker: worker.clone(), shared: Rc::new(shared), of: PhantomData }
+        let shared = Rc::new(Shared { structure, channels, spare, user });
+        Self { worker: worker.clone(), shared, beside_owners: false, of: PhantomData }
     }
 
-    /// The same, and its clones; operations from the root that only read ask nobody, nor keep anybody from owning the structure. Beside an owner
+    /// The same; operations from the root that only read ask nobody, nor keep anybody from owning the structure. Beside an owner
     /// they answer what that one has written back, which may be old, and not of one moment.
     pub fn beside_owners(self) -> Self {
-        self.read_beside_owners();
-        self
-    }
-
-    pub(crate) fn read_beside_owners(&self) {
-        self.shared.beside_owners.set(true);
-    }
-
-    /// By what right memory servers may read for it from the root.
-    fn right_to_read(&self) -> Option<Right> {
-        let Shared { structure, user, beside_owners, .. } = &*self.shared;
-        match beside_owners.get() || structure.descriptor.is_none() {
-            true => Some(Right::LASTING),
-            false => user.right(),
-        }
+        Self { beside_owners: true, ..self }
     }
 
     /// Takes the right to use the structure, which the first operation from the root would do otherwise: a round trip to read its partition
@@ -181,17 +162,24 @@ impl<P: Plugin> Shipper<P> {
         self.shared.user.enter(&self.worker, &self.shared.structure).await
     }
 
-    /// Has memory servers read from the root, until the answer counts: see [`FastPath::right`](farlink_runtime::access::FastPath::right).
-    async fn read<T>(&self, mut attempt: impl AsyncFnMut() -> Result<T, Error>) -> Result<T, Error> {
+    /// Has memory servers read from the root, until what that comes to counts, by the sender's right.
+    async fn read<T>(
+        &self,
+        beside_owners: bool,
+        mut attempt: impl AsyncFnMut() -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let Shared { structure, user, .. } = &*self.shared;
+        if beside_owners {
+            return attempt().await;
+        }
         loop {
-            match self.right_to_read() {
-                Some(right) => {
-                    let answer = attempt().await?;
-                    if self.right_to_read() == Some(right) {
-                        return Ok(answer);
-                    }
-                }
-                None => Box::pin(self.shared.user.enter(&self.worker, &self.shared.structure)).await?,
+            let Some(right) = user.right(structure) else {
+                Box::pin(self.enter()).await?;
+                continue;
+            };
+            let answer = attempt().await;
+            if user.stands(structure, right, true) {
+                return answer;
             }
         }
     }
@@ -215,8 +203,8 @@ impl<P: Plugin> Shipper<P> {
     /// its way, and nobody learns which pages it has changed.
     ///
     /// # Errors
-    /// What the operation failed with; [`Error::NotBegun`] if the memory server could not even begin it; [`Error::Owned`] if it begins at the
-    /// root, and somebody owns some of the structure; [`Error::UnknownOperation`] if the memory server knows no such operation or structure;
+    /// What the operation failed with; [`Error::NotBegun`] if the memory server could not even begin it; [`Error::Owned`] if it begins at
+    /// [`From::Root`], and somebody owns some of the structure; [`Error::UnknownOperation`] if the memory server knows no such operation or structure;
     /// [`ServerMissing`](farlink_runtime::fabric::Error::ServerMissing) if it takes no messages;
     /// [`MessagingError::OutcomeUnknown`] if it was lost in mid-request.
     pub async fn ship<O: Operation<Plugin = P>>(
@@ -224,8 +212,20 @@ impl<P: Plugin> Shipper<P> {
         operation: &O,
         from: From<'_, P::Region>,
     ) -> Result<Answer<O::Output>, Error> {
+        self.ship_as(operation, from, self.beside_owners).await
+    }
+
+    /// [`Shipper::ship`], where reading asks for no right if so.
+    pub(crate) async fn ship_as<O: Operation<Plugin = P>>(
+        &self,
+        operation: &O,
+        from: From<'_, P::Region>,
+        beside_owners: bool,
+    ) -> Result<Answer<O::Output>, Error> {
         match from {
-            From::Root if O::READS_ONLY => self.read(async || self.send(operation, From::Root).await).await,
+            From::Root if O::READS_ONLY => {
+                self.read(beside_owners, async || self.send(operation, From::Root).await).await
+            }
             From::Root => {
                 let (shipper, operation) = (self.clone(), operation.clone());
                 // To its end: whoever becomes the owner waits for the answer, whether or not the caller still does.
@@ -306,7 +306,7 @@ impl<P: Plugin> Shipper<P> {
     /// # Errors
     /// As [`Shipper::ship`].
     pub async fn ship_in_pieces<O: InPieces<Plugin = P>>(&self, operation: &O) -> Result<O::Output, Error> {
-        self.read(async || match self.attempt_in_pieces(operation).await {
+        self.read(self.beside_owners, async || match self.attempt_in_pieces(operation).await {
             Err(Error::Messaging(MessagingError::OutcomeUnknown { .. })) => self.attempt_in_pieces(operation).await,
             answer => answer,
         })

@@ -162,13 +162,18 @@ impl<P: Plugin> Clone for Context<P> {
     }
 }
 
-/// By what right operations are done: see [`FastPath::right`]. One that was lost and had again is another.
+/// By what right an attempt is made: see [`FastPath::right`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Right(pub(crate) u32);
+pub struct Right {
+    /// One that was lost and had again is another.
+    pub(crate) number: u32,
+    /// How much this handle had changed.
+    pub(crate) changes: u32,
+}
 
 impl Right {
     /// That of an access which needs none, or cannot lose it.
-    pub const LASTING: Self = Self(0);
+    pub const LASTING: Self = Self { number: 0, changes: 0 };
 }
 
 /// On the way to the right to use a structure: see [`FastPath::enter`].
@@ -206,11 +211,17 @@ pub trait FastPath: Sized {
     }
 
     /// By what right an operation may be tried now that only reads, or one that may change something. None: it [enters](Self::enter)
-    /// before. Asked before each attempt, so that the answer holds also where nothing is changed; and once more behind the answer of one that
-    /// only reads: by another right, or none, it may be older than what an owner had meanwhile, and counts for nothing.
+    /// before.
     #[inline]
     fn right(&self, _reads_only: bool) -> Option<Right> {
         Some(Right::LASTING)
+    }
+
+    /// Whether what an attempt came to counts that was made by this right. Not if the right was lost meanwhile, and nothing was changed by
+    /// it: it may be older than what an owner has answered.
+    #[inline]
+    fn stands(&self, _right: Right, _reads_only: bool) -> bool {
+        true
     }
 
     /// Waits for the right to use the structure.

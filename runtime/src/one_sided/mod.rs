@@ -174,6 +174,12 @@ impl<P: Plugin> OneSided<P> {
         &self.context.worker
     }
 
+    /// Who has to have the right to do this, if anybody.
+    #[inline]
+    fn user_who(&self, reads_only: bool) -> Option<&SharedUser> {
+        self.user.as_ref().filter(|_| !(reads_only && self.beside_owners))
+    }
+
     /// Whether the structure may be changed, as far as is known here.
     fn may_change(&self) -> bool {
         self.right(false).is_some()
@@ -224,7 +230,15 @@ impl<P: Plugin> OneSided<P> {
             ended(may_have_effect(&after));
             after
         };
-        self.worker().spawn_to_end(whole).await
+        let after = self.worker().spawn_to_end(whole).await;
+        self.note(may_have_effect(&after));
+        after
+    }
+
+    fn note(&self, has_changed: bool) {
+        if let Some(user) = self.user.as_ref().filter(|_| has_changed) {
+            user.has_changed();
+        }
     }
 
     /// [`Access::change`] of which somebody is told when nothing is under way any more, even if what is returned was dropped before:
@@ -280,10 +294,12 @@ impl<P: Plugin> OneSided<P> {
         let install = change::install((worker, pin), staged, swap, is_kept, unlinked, reachable);
         let whole = async move {
             let installed = install.await;
-            ended(!matches!(installed, Ok(Err(_))) && may_have_effect(&installed));
+            ended(is_installed(&installed));
             installed
         };
-        self.worker().spawn_to_end(whole).await
+        let installed = self.worker().spawn_to_end(whole).await;
+        self.note(is_installed(&installed));
+        installed
     }
 
     /// Reads the page that a link leads to.
@@ -395,6 +411,10 @@ fn may_have_effect<T>(outcome: &Result<T, Interrupt>) -> bool {
     !matches!(outcome, Err(Interrupt::Restart(_)))
 }
 
+fn is_installed(outcome: &Result<Result<(), u64>, Interrupt>) -> bool {
+    !matches!(outcome, Ok(Err(_))) && may_have_effect(outcome)
+}
+
 fn nobody(_may_have_effect: bool) {}
 
 impl<P: Plugin> FastPath for OneSided<P> {
@@ -404,13 +424,15 @@ impl<P: Plugin> FastPath for OneSided<P> {
 
     #[inline]
     fn right(&self, reads_only: bool) -> Option<Right> {
-        match &self.user {
-            // The catalog's own pages have no owner.
-            Some(user) if !(reads_only && self.beside_owners) && self.context.structure.descriptor.is_some() => {
-                user.right()
-            }
-            _ => Some(Right::LASTING),
+        match self.user_who(reads_only) {
+            Some(user) => user.right(&self.context.structure),
+            None => Some(Right::LASTING),
         }
+    }
+
+    #[inline]
+    fn stands(&self, right: Right, reads_only: bool) -> bool {
+        self.user_who(reads_only).is_none_or(|user| user.stands(&self.context.structure, right, reads_only))
     }
 
     fn enter(&self) -> Entering<'_> {

@@ -280,6 +280,8 @@ pub struct SharedUser {
     entered: RefCell<Option<Rc<Entered>>>,
     /// How often it was entered.
     times: Cell<u32>,
+    /// How many changes by it may have had an effect.
+    changes: Cell<u32>,
 }
 
 #[derive(Debug)]
@@ -308,9 +310,25 @@ impl Acting {
 impl SharedUser {
     /// By what right the structure may be used, as far as is known here.
     #[inline]
-    pub fn right(&self) -> Option<Right> {
+    pub fn right(&self, structure: &Structure) -> Option<Right> {
+        // The catalog's own pages have no owner.
+        if structure.descriptor.is_none() {
+            return Some(Right::LASTING);
+        }
         let is_valid = self.entered.borrow().as_ref().is_some_and(|entered| entered.tenure.is_valid());
-        is_valid.then(|| Right(self.times.get()))
+        is_valid.then(|| Right { number: self.times.get(), changes: self.changes.get() })
+    }
+
+    /// Whether it has this right still, or has changed something since: that it does by a right.
+    #[inline]
+    pub fn stands(&self, structure: &Structure, right: Right, reads_only: bool) -> bool {
+        let is_lost = self.right(structure).is_none_or(|now| now.number != right.number);
+        !is_lost || !reads_only && self.changes.get() != right.changes
+    }
+
+    /// A change by it may have had an effect.
+    pub(super) fn has_changed(&self) {
+        self.changes.set(self.changes.get().wrapping_add(1));
     }
 
     /// Begins a change, if the structure may be changed as far as is known here.
@@ -333,7 +351,7 @@ impl SharedUser {
             if let Some(acting) = self.try_act() {
                 return Ok(Some(acting));
             }
-            if self.right().is_some() {
+            if self.right(structure).is_some() {
                 // Somebody tries to become the owner, and others may keep him from it.
                 worker.back_off(attempt).await;
                 attempt += 1;

@@ -159,10 +159,11 @@ impl<S: OrderedMap, A: Access<Plugin = S>> Map<S, A> {
         &self.access.context().structure
     }
 
-    /// The least key that belongs to the page of level 0 where `key` does: a place to cut the map into ranges of keys.
+    /// The least key that belongs to the page of level 0 where `key` does: a place to cut the map into ranges of keys. Looks at pages as they are,
+    /// whoever owns them.
     ///
     /// # Errors
-    /// As [`Map::get`].
+    /// If a page is damaged, or the fabric fails.
     pub async fn leaf_low(&self, key: u64) -> Result<u64, Error> {
         retry(&self.access.context().worker, async || S::cut(&self.access, Start::Anew, key).await).await
     }

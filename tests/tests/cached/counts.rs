@@ -112,7 +112,7 @@ fn with_inner_pages_cached_only_the_leaf_is_read() {
         let page = bare_reads / (2 * KEYS * height);
         assert_eq!(page, if proof == Proof::Checksum { 1 } else { 3 });
         assert_eq!((reads, bare_reads), (2 * KEYS * page, 2 * KEYS * page * height), "{proof:?}");
-        // The first changes have the compute server entered as a writer, for all handles, and make rings for records.
+        // The first changes have the compute server entered as a user, for all handles, and make rings for records.
         member.worker.block_on(async {
             for value in [1, 0] {
                 tree.update(0, value).await.unwrap();

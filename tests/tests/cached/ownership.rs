@@ -23,11 +23,14 @@ use farlink_runtime::{
         mortal::{MortalFabric, Order},
     },
     lock::{LockWord, OwnerId},
-    one_sided::{Proof, ownership},
+    one_sided::{OneSided, Proof, ownership},
     page::{self, CHECKSUM, LOCK},
     ptr::ServerId,
 };
-use farlink_structures::btree::{BTree, KeyRange, Tree};
+use farlink_structures::{
+    btree::{BTree, KeyRange, Tree},
+    map::Map as Ordered,
+};
 use farlink_tests::{
     backend::{Cluster, FabricProfile},
     bounded,
@@ -282,19 +285,25 @@ fn nobody_owns_what_another_reads_one_sided() {
     assert_left_clean(&fabric, &model, "a reader");
 }
 
-/// Its own compute server becomes the owner of what somebody is reading: the answer is no older than what the owner has answered.
+/// Its own compute server becomes the owner of what somebody reads, or finds nothing to change in: the answer is no older than what the owner
+/// has answered.
 #[test]
 fn what_is_read_as_an_owner_comes_is_read_anew() {
+    const ABSENT: u64 = 15;
     let (fabric, [member, other], mut model) = scene(FabricProfile::Fast);
-    // While the owner is there, once it has given up, and once another operation has had the right again; wherever the reader rests.
+    let act = async |tree: &Ordered<Tree, OneSided<Tree>>, what| match what {
+        "get" => tree.get(10).await,
+        _ => tree.update(ABSENT, 1).await,
+    };
     let mut next = 100;
-    for goes_on in ["owned", "given up", "used again"] {
+    // While the owner is there, once it has given up, and once another operation has had the right again; wherever the first one rests.
+    for (what, goes_on) in ["get", "update"].into_iter().flat_map(|what| ENDS.map(|goes_on| (what, goes_on))) {
         for rest in 1.. {
             let plain = member.plain();
             member.worker.block_on(plain.get(20)).unwrap();
-            let mut reading = pin!(plain.get(10));
+            let mut acting = pin!(act(&plain, what));
             let mut is_over = || {
-                let is_over = reading.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+                let is_over = acting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
                 member.worker.turn();
                 is_over
             };
@@ -305,6 +314,7 @@ fn what_is_read_as_an_owner_comes_is_read_anew() {
             next += 1;
             let tree = member.try_own(&new_cache(), KeyRange::ALL).unwrap();
             member.worker.block_on(tree.update(10, next)).unwrap();
+            member.worker.block_on(tree.upsert(ABSENT, next)).unwrap();
             model.insert(10, next);
             if goes_on != "owned" {
                 member.worker.block_on(tree.access().close()).unwrap();
@@ -312,18 +322,21 @@ fn what_is_read_as_an_owner_comes_is_read_anew() {
             if goes_on == "used again" {
                 member.worker.block_on(plain.get(30)).unwrap();
             }
-            let read = member.worker.block_on(reading);
+            let answer = member.worker.block_on(acting);
             match goes_on {
-                "owned" => is_owned_by(read, &member),
-                _ => assert_eq!(read.unwrap(), Some(next), "{goes_on}, {rest}"),
+                "owned" => is_owned_by(answer, &member),
+                _ => assert_eq!(answer.unwrap(), Some(next), "{what}, {goes_on}, {rest}"),
             }
             member.worker.block_on(tree.access().close()).unwrap();
+            member.worker.block_on(plain.remove(ABSENT)).unwrap();
         }
     }
     settle([&member, &other]);
     drop((member, other));
     assert_left_clean(&fabric, &model, "read anew");
 }
+
+const ENDS: [&str; 3] = ["owned", "given up", "used again"];
 
 #[test]
 fn nobody_owns_what_another_changes_one_sided() {

@@ -138,7 +138,7 @@ impl Scene {
         let worker = compute.worker()?;
         let found: Ordered<Tree, OneSided<Tree>> = worker.block_on(Ordered::open(&worker, TREE, Proof::Checksum))?;
         let map = BTree::over(Remote::new(&worker, found.structure().clone()));
-        // From now on the memory server knows the structure, and the sender is entered as a writer.
+        // From now on the memory server knows the structure, and the sender is entered as a user.
         let mut first = Task::new(&worker, map.update(KEYS - 1, 1));
         while !first.turn() {
             serving.turn();

@@ -238,7 +238,7 @@ fn lives_changing(after: u64, change: impl AsyncFnOnce(&Opened<Tree>) -> Result<
     let mortal = MortalFabric::new(Arc::clone(&fabric), Order::Posted, false);
     let victim = Member::join(&(Arc::new(mortal.clone()) as _), 1)?;
     let map = victim.worker().block_on(Opened::<Tree>::open(victim.worker(), NAME, Proof::Checksum))?;
-    // From now on it is a writer.
+    // From now on it is a user.
     victim.worker().block_on(map.update(10, 10))?;
     mortal.dies_after(after);
     let lives = victim.worker().block_on(change(&map)).is_ok();
