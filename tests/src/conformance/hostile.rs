@@ -90,17 +90,21 @@ fn run<M: Model>(variant: AccessVariant, seed: u64) {
         reached.flush().await.unwrap();
     });
     let direct = Direct::new(&scene.fabric, 0).unwrap();
-    let pages: Vec<(RemotePtr, SizeClass)> = SizeClass::all()
-        .flat_map(|class| {
-            raw::pages_of(&scene.fabric, scene.structure().id, class).into_iter().map(move |at| (at, class))
-        })
-        .collect();
-    assert!(!pages.is_empty(), "{context}: no pages");
+    let pages = || -> Vec<(RemotePtr, SizeClass)> {
+        let of = |class| raw::pages_of(&scene.fabric, scene.structure().id, class);
+        SizeClass::all().flat_map(|class| of(class).into_iter().map(move |at| (at, class))).collect()
+    };
+    assert!(!pages().is_empty(), "{context}: no pages");
     let (mut harms, mut met) = (0, 0);
     while harms < HARMS || met == 0 && harms < HARMS_MAX {
         harms += 1;
         // What was owned is not any more.
         ending.block_on(&worker, compute.maintain(&worker)).unwrap();
+        // Operations unlink some, and make others.
+        let pages = pages();
+        if pages.is_empty() {
+            break;
+        }
         let (harm, (at, before)) = harm(&direct, &pages, &is_alive, &mut rng);
         let context = format!("{context}, {harm}");
         // With a cache of its own: what was cached before the damage would hide it.
