@@ -15,9 +15,11 @@ use farlink_runtime::{
         Access, Cause, Context, FastPath, Hint, Interrupt, Link, NewPage, PageRef, Pages, Placement, Plugin, Start,
         Swap, Unlinked, WordPtr,
     },
+    change::Role,
     error::Error,
     page::SizeClass,
 };
+use smallvec::SmallVec;
 
 use super::{Cached, CachedPage, CachedPages};
 
@@ -30,6 +32,8 @@ const FOLLOWED_AT_A_TIME: usize = 4;
 const TURN_WAITS_MAX: u32 = 64;
 /// How often a link is followed before it counts as lost to others: more often than they get in between.
 const FOLLOWED_MAX: u32 = 64;
+/// How often pages of a change are looked up once more, until all are in their places.
+const PLACES_MAX: u32 = 8;
 
 /// [`Cached`] access for one attempt.
 #[derive(Debug)]
@@ -114,6 +118,15 @@ impl<P: Plugin> Holding<P> {
         }
     }
 
+    /// The pages that copies are of, if all are as they were. To bring one may cost another its place.
+    async fn places_of(&self, copies: &[(HeldPage, Role)]) -> Result<SmallVec<[CachedPage<'_, P>; 4]>, Interrupt> {
+        let mut places = SmallVec::new();
+        for (copy, _) in copies {
+            places.push(self.page_of(copy).await?);
+        }
+        Ok(places)
+    }
+
     /// The page that a link of a copy leads to. `None`: whoever changes the parent all the time was faster.
     async fn followed(&self, from: &HeldPage, link: Link, hint: Hint) -> Result<Option<HeldPage>, Interrupt> {
         let parent = self.cached.open(Start::Page(from.link)).await?;
@@ -168,9 +181,23 @@ impl<P: Plugin> Access for Holding<P> {
         f: impl FnOnce(&mut Self::PagesMut<'a>) -> R,
     ) -> Result<(R, Pages<Self::Page<'a>>), Interrupt> {
         let (old, new) = pages.into_parts();
+        let old: SmallVec<[_; 4]> = old.collect();
+        // Where there is little, to make room costs pages their places: that for new pages is made first, and is there when they need it.
+        let mut room = Vec::with_capacity(new.len());
+        for page in &new {
+            room.push(self.cached.reserve(page).await?);
+        }
+        let mut found = self.places_of(&old).await?;
+        for _ in 0..PLACES_MAX {
+            if found.iter().all(|page| page.read(|_| ()).is_ok()) {
+                break;
+            }
+            found = self.places_of(&old).await?;
+        }
+        drop(room);
         let mut live = Pages::new();
-        for (copy, role) in old {
-            live.add_as(self.page_of(&copy).await?, role);
+        for (page, (_, role)) in found.into_iter().zip(&old) {
+            live.add_as(page, *role);
         }
         for page in new {
             live.add_new(page);

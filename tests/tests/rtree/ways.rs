@@ -3,7 +3,7 @@
 use std::{future::Future as _, sync::Arc, task, time::Duration};
 
 use farlink_offload::{
-    Adaptive, CacheOptions, Cached, ComputeCache, Engine, EngineOptions, Hybrid, Policies, Remote,
+    Adaptive, Admission, CacheOptions, Cached, ComputeCache, Engine, EngineOptions, Hybrid, Policies, Remote,
     policy::{Always, Choice, Miss, Never, Policy},
     ship::{Registry, ShipServer},
 };
@@ -102,6 +102,37 @@ fn a_checker_trusts_no_old_copy() {
         }
         clean(&reader, 2000).await.unwrap();
     });
+}
+
+/// To make room for a new page costs others their places, the pages of the change perhaps: an attempt that holds copies makes it first.
+#[test]
+fn changes_in_a_cache_of_a_dozen_pages_end() {
+    const ENTRIES: u64 = 250;
+    for seed in 0..16 {
+        let _watch = Watchdog::start(format!("changes in a small cache, seed {seed}"), Duration::from_secs(60));
+        let scene = scene(16 << 20);
+        let mut options = CacheOptions::new(1 << 20);
+        (options.page_bytes, options.pages_max, options.admission) = (1024, 12, Admission::Always);
+        options.excludes_subtrees = true;
+        let cache = ComputeCache::<Tree<3>>::new(options).unwrap();
+        scene.worker.block_on(async {
+            let mut rng = SmallRng::seed_from_u64(seed);
+            let made = create::<3>(&scene.worker).await.unwrap();
+            let structure = made.access().context().structure.clone();
+            let tree = RTree::<_, 3>::over(cache.own(&scene.worker, structure, Rect::EVERYTHING.into()).await.unwrap());
+            let mut model: Vec<Entry<3>> = (0..ENTRIES).map(|number| (a_rect(&mut rng, 100), number % 4)).collect();
+            for &(rect, payload) in &model {
+                tree.insert(rect, payload).await.unwrap();
+            }
+            for _ in 0..4 * ENTRIES {
+                let (at, next) = (rng.random_range(0..model.len()), a_rect(&mut rng, 3));
+                let (rect, payload) = model[at];
+                assert!(tree.update(rect, payload, next).await.unwrap());
+                model[at].0 = next;
+            }
+            assert_eq!(sorted(tree.search(Query::Intersects(Rect::EVERYTHING)).all().await.unwrap()), sorted(model));
+        });
+    }
 }
 
 /// A search that goes by more pages than an attempt holds copies of has few of them at a time.
