@@ -72,7 +72,7 @@ impl Loader {
             // Who enters is put behind all others.
             let first = map.entries.iter().map(|entry| entry.owner).find(|&owner| !worker.is_dead(owner));
             if let Some(first) = first.filter(|&first| first != worker.owner()) {
-                bail!(loads_or_changes(&part.name, &first.to_string()));
+                bail!(loads_or_uses(&part.name, &first.to_string()));
             }
             users.push(user);
         }
@@ -81,6 +81,6 @@ impl Loader {
 }
 
 /// Why a structure is not to be used now.
-pub(crate) fn loads_or_changes(name: &str, who: &str) -> String {
+pub(crate) fn loads_or_uses(name: &str, who: &str) -> String {
     format!("`{name}` is being loaded or used by {who}; wait until that is over, or give another --name")
 }

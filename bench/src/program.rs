@@ -530,7 +530,7 @@ impl<S: Subject> DataOf<S> {
                 };
                 if !others.is_empty() {
                     let who = others::name(&others);
-                    return Ok(Ok(loaded.with_context(|| others::loads_or_changes(&plan.name, &who))?));
+                    return Ok(Ok(loaded.with_context(|| others::loads_or_uses(&plan.name, &who))?));
                 }
                 loaded.with_context(|| format!("the structure `{}`", plan.name))?;
             }

@@ -176,7 +176,7 @@ impl<P: Plugin> OneSided<P> {
 
     /// Who has to have the right to do this, if anybody.
     #[inline]
-    fn user_who(&self, reads_only: bool) -> Option<&SharedUser> {
+    fn user_for(&self, reads_only: bool) -> Option<&SharedUser> {
         self.user.as_ref().filter(|_| !(reads_only && self.beside_owners))
     }
 
@@ -187,7 +187,7 @@ impl<P: Plugin> OneSided<P> {
 
     /// Sees to it that the structure may be changed, until what is returned is dropped.
     #[inline]
-    async fn require_writer(&self) -> Result<Option<Acting>, Interrupt> {
+    async fn require_right(&self) -> Result<Option<Acting>, Interrupt> {
         let Some(user) = &self.user else { return Ok(None) };
         match user.try_act() {
             None => {
@@ -205,7 +205,7 @@ impl<P: Plugin> OneSided<P> {
         ended: impl FnOnce(bool) + 'static,
     ) -> Result<Vec<Option<PageCopy>>, Interrupt> {
         let may_change = self.may_change();
-        let acting = self.require_writer().await?;
+        let acting = self.require_right().await?;
         if staged.is_idle() {
             // A single copy was true of one moment anyway, if no owner had what is newer.
             let all: Vec<&Changed> = staged.all().collect();
@@ -276,7 +276,7 @@ impl<P: Plugin> OneSided<P> {
         for page in &unlinked {
             chunk_classes::require(self.worker(), page.at, page.class).await?;
         }
-        let acting = self.require_writer().await?;
+        let acting = self.require_right().await?;
         new.iter().for_each(|page| chunk_classes::note(self.worker(), page));
         let mut pages = OneSidedPages::open(self.worker(), self.context.structure.id, [], new)?;
         f(&mut pages);
@@ -424,7 +424,7 @@ impl<P: Plugin> FastPath for OneSided<P> {
 
     #[inline]
     fn right(&self, reads_only: bool) -> Option<Right> {
-        match self.user_who(reads_only) {
+        match self.user_for(reads_only) {
             Some(user) => user.right(&self.context.structure),
             None => Some(Right::LASTING),
         }
@@ -432,7 +432,7 @@ impl<P: Plugin> FastPath for OneSided<P> {
 
     #[inline]
     fn stands(&self, right: Right, reads_only: bool) -> bool {
-        self.user_who(reads_only).is_none_or(|user| user.stands(&self.context.structure, right, reads_only))
+        self.user_for(reads_only).is_none_or(|user| user.stands(&self.context.structure, right, reads_only))
     }
 
     fn enter(&self) -> Entering<'_> {

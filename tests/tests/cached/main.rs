@@ -15,6 +15,7 @@ mod models;
 mod moving;
 mod owners;
 mod ownership;
+mod readers;
 mod renewed;
 mod routing;
 mod scene;

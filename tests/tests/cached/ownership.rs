@@ -23,14 +23,11 @@ use farlink_runtime::{
         mortal::{MortalFabric, Order},
     },
     lock::{LockWord, OwnerId},
-    one_sided::{OneSided, Proof, ownership},
+    one_sided::{Proof, ownership},
     page::{self, CHECKSUM, LOCK},
     ptr::ServerId,
 };
-use farlink_structures::{
-    btree::{BTree, KeyRange, Tree},
-    map::Map as Ordered,
-};
+use farlink_structures::btree::{BTree, KeyRange, Tree};
 use farlink_tests::{
     backend::{Cluster, FabricProfile},
     bounded,
@@ -41,19 +38,19 @@ use crate::scene::{CACHE_BYTES_MIN, Map, Member, TREE, assert_left_clean, cache,
 
 const KEYS: u64 = 1000;
 
-fn new_cache() -> ComputeCache<Tree> {
+pub(crate) fn new_cache() -> ComputeCache<Tree> {
     cache(CACHE_BYTES_MIN, Admission::Always)
 }
 
 /// A tree, and two compute servers.
-fn scene(profile: FabricProfile) -> (Cluster, [Member; 2], Map) {
+pub(crate) fn scene(profile: FabricProfile) -> (Cluster, [Member; 2], Map) {
     let model = sparse(KEYS);
     let fabric = fabric(profile, 256, &model, 0.8);
     let members = [1, 2].map(|seed| Member::join(&fabric, seed));
     (fabric, members, model)
 }
 
-fn is_owned_by<T: std::fmt::Debug>(outcome: Result<T, Error>, by: &Member) {
+pub(crate) fn is_owned_by<T: std::fmt::Debug>(outcome: Result<T, Error>, by: &Member) {
     let named =
         |error: &Error| matches!(error, Error::Owned { name, owner } if name == TREE && *owner == by.compute.owner());
     assert!(outcome.as_ref().is_err_and(named), "{outcome:?}, not refused for {}", by.compute.owner());
@@ -64,7 +61,7 @@ fn is_given_up<T: std::fmt::Debug>(outcome: Result<T, Error>) {
 }
 
 impl Member {
-    fn try_own(&self, cache: &ComputeCache<Tree>, range: KeyRange) -> Result<crate::scene::Owned, Error> {
+    pub(crate) fn try_own(&self, cache: &ComputeCache<Tree>, range: KeyRange) -> Result<crate::scene::Owned, Error> {
         let owned = cache.own(&self.worker, self.tree.structure().clone(), range);
         self.worker.block_on(owned).map(BTree::over)
     }
@@ -256,87 +253,6 @@ fn changes_nothing(member: &Member) -> bool {
         matches!(access.change(pages, |_| ()).await, Err(Interrupt::Restart(_)))
     })
 }
-
-#[test]
-fn nobody_owns_what_another_reads_one_sided() {
-    let (fabric, members, model) = scene(FabricProfile::Fast);
-    let [reader, other] = &members;
-    let plain = reader.plain();
-    reader.worker.block_on(async {
-        assert_eq!(plain.clone().beside_owners().get(10).await.unwrap(), Some(1));
-        drop(other.try_own(&new_cache(), KeyRange::ALL).unwrap());
-        other.maintain();
-        assert_eq!(plain.get(10).await.unwrap(), Some(1));
-    });
-    let named = |error: &Error| matches!(error, Error::HasUser { user, .. } if *user == reader.compute.owner());
-    let refused = other.try_own(&new_cache(), KeyRange { low: 5000, high: None });
-    assert!(refused.as_ref().is_err_and(named), "{refused:?}");
-    // Once is enough, for all its handles.
-    let before = reader.worker.counters();
-    assert_eq!(reader.worker.block_on(reader.plain().get(9000)).unwrap(), Some(900));
-    let did = reader.worker.counters() - before;
-    assert_eq!((did.writes, did.atomics), (0, 0), "{did:?}");
-    drop(plain);
-    reader.maintain();
-    let tree = other.try_own(&new_cache(), KeyRange::ALL).unwrap();
-    is_owned_by(reader.worker.block_on(reader.plain().get(10)), other);
-    settle(&members);
-    drop((tree, members));
-    assert_left_clean(&fabric, &model, "a reader");
-}
-
-/// Its own compute server becomes the owner of what somebody reads, or finds nothing to change in: the answer is no older than what the owner
-/// has answered.
-#[test]
-fn what_is_read_as_an_owner_comes_is_read_anew() {
-    const ABSENT: u64 = 15;
-    let (fabric, [member, other], mut model) = scene(FabricProfile::Fast);
-    let act = async |tree: &Ordered<Tree, OneSided<Tree>>, what| match what {
-        "get" => tree.get(10).await,
-        _ => tree.update(ABSENT, 1).await,
-    };
-    let mut next = 100;
-    // While the owner is there, once it has given up, and once another operation has had the right again; wherever the first one rests.
-    for (what, goes_on) in ["get", "update"].into_iter().flat_map(|what| ENDS.map(|goes_on| (what, goes_on))) {
-        for rest in 1.. {
-            let plain = member.plain();
-            member.worker.block_on(plain.get(20)).unwrap();
-            let mut acting = pin!(act(&plain, what));
-            let mut is_over = || {
-                let is_over = acting.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
-                member.worker.turn();
-                is_over
-            };
-            if (0..rest).any(|_| is_over()) {
-                assert!(rest > 2, "it rests at each page");
-                break;
-            }
-            next += 1;
-            let tree = member.try_own(&new_cache(), KeyRange::ALL).unwrap();
-            member.worker.block_on(tree.update(10, next)).unwrap();
-            member.worker.block_on(tree.upsert(ABSENT, next)).unwrap();
-            model.insert(10, next);
-            if goes_on != "owned" {
-                member.worker.block_on(tree.access().close()).unwrap();
-            }
-            if goes_on == "used again" {
-                member.worker.block_on(plain.get(30)).unwrap();
-            }
-            let answer = member.worker.block_on(acting);
-            match goes_on {
-                "owned" => is_owned_by(answer, &member),
-                _ => assert_eq!(answer.unwrap(), Some(next), "{what}, {goes_on}, {rest}"),
-            }
-            member.worker.block_on(tree.access().close()).unwrap();
-            member.worker.block_on(plain.remove(ABSENT)).unwrap();
-        }
-    }
-    settle([&member, &other]);
-    drop((member, other));
-    assert_left_clean(&fabric, &model, "read anew");
-}
-
-const ENDS: [&str; 3] = ["owned", "given up", "used again"];
 
 #[test]
 fn nobody_owns_what_another_changes_one_sided() {
