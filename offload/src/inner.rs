@@ -40,11 +40,13 @@ pub struct CachedInner<P: Plugin> {
     cache: CacheHandle<RemoteStore<P>, CacheLayout<P>>,
     /// Pages that were read past the cache, by level.
     past_cache: Rc<[Cell<u64>; LEVELS]>,
+    beside_owners: bool,
 }
 
 impl<P: Plugin> Clone for CachedInner<P> {
     fn clone(&self) -> Self {
-        Self { cache: self.cache.clone(), past_cache: Rc::clone(&self.past_cache) }
+        let Self { cache, past_cache, beside_owners } = self;
+        Self { cache: cache.clone(), past_cache: Rc::clone(past_cache), beside_owners: *beside_owners }
     }
 }
 
@@ -81,7 +83,12 @@ impl PageRef for SharedPage {
 
 impl<P: Plugin> CachedInner<P> {
     pub(crate) fn new(cache: CacheHandle<RemoteStore<P>, CacheLayout<P>>) -> Self {
-        Self { cache, past_cache: Rc::default() }
+        Self { cache, past_cache: Rc::default(), beside_owners: false }
+    }
+
+    /// The same; reading asks for no right, as [there](OneSided::beside_owners).
+    pub fn beside_owners(self) -> Self {
+        Self { beside_owners: true, ..self }
     }
 
     fn one_sided(&self) -> &OneSided<P> {
@@ -186,12 +193,12 @@ impl<P: Plugin> FastPath for CachedInner<P> {
 
     #[inline]
     fn right(&self, reads_only: bool) -> Option<Right> {
-        self.one_sided().right(reads_only)
+        if reads_only && self.beside_owners { Some(Right::LASTING) } else { self.one_sided().right(reads_only) }
     }
 
     #[inline]
     fn stands(&self, right: Right, reads_only: bool) -> bool {
-        self.one_sided().stands(right, reads_only)
+        reads_only && self.beside_owners || self.one_sided().stands(right, reads_only)
     }
 
     fn enter(&self) -> Entering<'_> {

@@ -44,10 +44,14 @@ pub(crate) fn explore(preemptions: u32, filter: Option<&str>) -> Result<()> {
     Ok(())
 }
 
+/// Takes long to optimise, and is for loom's log only.
+const SELDOM_RUN: [&str; 2] = ["regex-automata", "regex-syntax"];
+
 fn build() -> Result<PathBuf> {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo
         .args(["test", "--release", "--package", "farlink-loom-tests", "--test", "models", "--no-run"])
+        .args(SELDOM_RUN.map(|package| format!("--config=profile.release.package.{package}.opt-level=0")))
         // The last two are for crossbeam-epoch's part.
         .env("RUSTFLAGS", appended("RUSTFLAGS", "--cfg loom --cfg crossbeam_loom --cfg crossbeam_sanitize"))
         // Whole-program optimisation of each model would take longer than running it.

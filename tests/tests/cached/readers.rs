@@ -5,9 +5,12 @@ use std::{
     task::{Context, Waker},
 };
 
-use farlink_runtime::{error::Error, one_sided::OneSided};
+use farlink_runtime::{
+    error::Error,
+    one_sided::{OneSided, Proof},
+};
 use farlink_structures::{
-    btree::{KeyRange, Tree},
+    btree::{BTree, KeyRange, Tree},
     map::Map as Ordered,
 };
 use farlink_tests::backend::FabricProfile;
@@ -22,9 +25,15 @@ fn nobody_owns_what_another_reads_one_sided() {
     let (fabric, members, model) = scene(FabricProfile::Fast);
     let [reader, other] = &members;
     let plain = reader.plain();
+    let inner = new_cache().share(&reader.worker, plain.structure().clone(), Proof::Checksum).unwrap();
     reader.worker.block_on(async {
         assert_eq!(plain.clone().beside_owners().get(10).await.unwrap(), Some(1));
-        drop(other.try_own(&new_cache(), KeyRange::ALL).unwrap());
+        assert_eq!(BTree::over(inner.clone().beside_owners()).get(10).await.unwrap(), Some(1));
+        let owned = other.try_own(&new_cache(), KeyRange::ALL).unwrap();
+        assert_eq!(BTree::over(inner.clone().beside_owners()).get(10).await.unwrap(), Some(1));
+        is_owned_by(BTree::over(inner).get(10).await, other);
+        is_owned_by(plain.get(10).await, other);
+        drop(owned);
         other.maintain();
         assert_eq!(plain.get(10).await.unwrap(), Some(1));
     });

@@ -59,7 +59,7 @@ enum Action {
         #[arg(long, default_value = LOSS)]
         loss: String,
     },
-    /// Runs clippy on the whole workspace, with verbs, and the unit tests that need them. Needs no guest.
+    /// Runs clippy on the whole workspace, with all features, and the tests that need one. Needs no guest.
     Lint,
     /// Runs one program in a guest.
     Run {

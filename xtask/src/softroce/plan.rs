@@ -161,7 +161,13 @@ impl Script {
 
     fn messages(&mut self, built: &Built, all: bool) -> Result<()> {
         self.program(Lane::Alone, "stopped_server");
-        self.test(built, "messaging", 240, &["FARLINK_END_ROUNDS=2", "FARLINK_END_REQUESTS=200"], &[])?;
+        self.test(
+            built,
+            "messaging",
+            240,
+            &["FARLINK_MESSAGE_ROUNDS=15", "FARLINK_END_ROUNDS=2", "FARLINK_END_REQUESTS=200"],
+            &[],
+        )?;
         let settings = [
             "FARLINK_COARSE_STEPS=60",
             "FARLINK_COARSE_KEYS=400",
@@ -171,8 +177,15 @@ impl Script {
             "FARLINK_TURN_ROUNDS=8",
         ];
         // The same code over another structure, and what does not depend on the fabric.
-        let skipped =
-            ["skiplist::", "bwtree::", "a_get_is_one", "leaves_are_everywhere", "hold_nothing_back", "places_pages"];
+        let skipped = [
+            "skiplist::",
+            "bwtree::",
+            "a_get_is_one",
+            "leaves_are_everywhere",
+            "hold_nothing_back",
+            "places_pages",
+            "done_over_caches",
+        ];
         self.test(built, "shipping", 300, &settings, if all { &[] } else { &skipped })?;
         self.program(Lane::Programs, "serve_and_ship");
         self.program(Lane::Programs, "killed_owner");

@@ -111,16 +111,14 @@ impl Built {
         Ok(built)
     }
 
-    /// Checks the whole workspace with verbs: with clippy, and the unit tests of what is built with verbs alone, which need no
-    /// device.
+    /// Checks the whole workspace with all features: with clippy, and the tests of what only features build, which need no device.
     pub(super) fn lint() -> Result<()> {
         // In the profile of the guest's programs, whose build scripts and macros are there.
         let mut clippy = cargo("clippy", &PACKAGES);
-        clippy.args(["--workspace", "--features", "farlink/peers,farlink/geojson"]);
-        clippy.args(["--all-targets", "--profile", "test", "--", "-D", "warnings"]);
-        // With a package that has no library, and all dependencies as the guest's programs have them: they are built.
-        let mut tests = cargo("test", &[VERBS, PROGRAM]);
-        tests.args(["--lib", "verbs::"]);
+        clippy.args(["--workspace", "--all-targets", "--profile", "test", "--", "-D", "warnings"]);
+        // All that they depend on is as the guest's programs have it: it is built.
+        let mut tests = cargo("test", &[VERBS, "farlink-bench", PROGRAM]);
+        tests.args(["--lib", "--test", "figures", "--", "verbs::", "geojson::", "local_r_trees"]);
         for mut command in [clippy, tests] {
             let status = command.status().context("starting cargo")?;
             ensure!(status.success(), "{command:?} failed ({status})");
@@ -146,7 +144,7 @@ impl Built {
     }
 }
 
-/// A cargo command on packages, with verbs.
+/// A cargo command on packages, the program's among them, with verbs and all other features.
 fn cargo(command: &str, packages: &[&str]) -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.arg(command).current_dir(crate::workspace::workspace()).env("CARGO_TARGET_DIR", target_dir());
@@ -165,5 +163,7 @@ fn cargo(command: &str, packages: &[&str]) -> Command {
     for package in packages {
         cargo.args(["--package", package, "--features", &format!("{package}/verbs")]);
     }
+    // What has these features is built once, for the guest and for all else.
+    cargo.args(["--features", &format!("{PROGRAM}/peers,{PROGRAM}/geojson")]);
     cargo
 }
