@@ -126,12 +126,13 @@ impl<P: Plugin> Hybrid<P> {
                 continue;
             };
             let found = match known.take() {
-                Some(start) => Found::From(start),
-                None => self.search(operation).await?,
+                Some(start) => Ok(Found::From(start)),
+                None => self.search(operation).await,
             };
             let outcome = match found {
-                Found::From(start) => operation.run(&self.leaves, start).await,
-                Found::Done(output) => Ok(output),
+                Ok(Found::From(start)) => operation.run(&self.leaves, start).await,
+                Ok(Found::Done(output)) => Ok(output),
+                Err(error) => Err(error.into()),
             };
             match outcome {
                 _ if !self.leaves.stands(right, O::READS_ONLY) => {

@@ -84,7 +84,10 @@ impl Drop for Tenure {
             held.is_behind = true;
             all.is_behind.store(true, Ordering::Release);
         } else if held.is_idle() {
-            structures.remove(&self.structure);
+            // Not under the lock: it may hold the last of another tenure.
+            let idle = structures.remove(&self.structure);
+            drop(structures);
+            drop(idle);
         }
     }
 }
@@ -191,6 +194,7 @@ impl Tenures {
 
     /// Ends all tenures of a structure that is no more.
     pub(crate) fn forget(&self, structure: StructureId) {
+        lock(&self.epochs).remove(&structure);
         let mut held = lock(&self.held);
         let Some(of) = held.get_mut(&structure) else { return };
         let (tenures, unsettled) = (std::mem::take(&mut of.tenures), std::mem::take(&mut of.unsettled));
@@ -274,7 +278,9 @@ impl Drop for Turn {
             self.all.is_behind.store(true, Ordering::Release);
         }
         if held.is_idle() {
-            structures.remove(&self.structure);
+            let idle = structures.remove(&self.structure);
+            drop(structures);
+            drop(idle);
         }
     }
 }

@@ -217,8 +217,8 @@ pub trait FastPath: Sized {
         Some(Right::LASTING)
     }
 
-    /// Whether what an attempt came to counts that was made by this right. Not if the right was lost meanwhile, and nothing was changed by
-    /// it: it may be older than what an owner has answered.
+    /// Whether what an attempt came to counts that was made by this right. Not if the right was lost meanwhile, and this handle has changed
+    /// nothing since: it may be older than what an owner has answered.
     #[inline]
     fn stands(&self, _right: Right, _reads_only: bool) -> bool {
         true

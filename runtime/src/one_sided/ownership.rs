@@ -49,6 +49,8 @@ use crate::{
 const WAIT_MAX_NS: u64 = 250_000_000;
 /// Who waits looks so often, at least.
 const LOOKS_MIN: u64 = 100;
+/// So long it leaves the map to others before it looks again.
+const REST_NS: u64 = 1_000_000;
 
 /// A descriptor page, as a structure of its own.
 #[derive(Debug, Clone, Copy, Default)]
@@ -315,8 +317,10 @@ impl SharedUser {
         if structure.descriptor.is_none() {
             return Some(Right::LASTING);
         }
-        let is_valid = self.entered.borrow().as_ref().is_some_and(|entered| entered.tenure.is_valid());
-        is_valid.then(|| Right { number: self.times.get(), changes: self.changes.get() })
+        // Behind a gate that is shut the map may name an owner already: of the same compute server, and then others.
+        let holds = |entered: &Rc<Entered>| entered.tenure.is_valid() && !entered.way.gate().is_shut();
+        let holds = self.entered.borrow().as_ref().is_some_and(holds);
+        holds.then(|| Right { number: self.times.get(), changes: self.changes.get() })
     }
 
     /// Whether it has this right still, or has changed something since: that it does by a right.
@@ -394,10 +398,10 @@ async fn enter(
     let (handle, structure, into) = (worker.clone(), structure.clone(), into.cloned());
     // A task, so that the map and what is known here of it do not part.
     let entering = async move {
-        let turn = turn(&handle, &structure).await;
+        // Those who wait at a time are refused at a time.
         let until_ns = handle.clock().now_ns() + if waits == Waits::AWhile { WAIT_MAX_NS } else { 0 };
-        let mut attempt = 0;
         loop {
+            let turn = turn(&handle, &structure).await;
             if into.as_ref().is_some_and(|tenure| !tenure.is_valid()) {
                 return Err(Error::GivenUp { name: structure.name.clone() });
             }
@@ -414,28 +418,32 @@ async fn enter(
             let mut parts: Vec<Part> = tenures.iter().flat_map(|tenure| tenure.parts()).collect();
             let ours: Vec<MapEntry> = entries_of(&handle, &parts).collect();
             wish.fits(&ours, handle.owner())?;
-            if part != Part::Shared {
-                settle(&handle, &structure).await?;
-            }
             let kept = parts.clone();
             parts.push(part.clone());
-            match publish(&handle, &structure, &parts, Kept::Only(&kept), &wish).await {
+            let published = async {
+                if part != Part::Shared && !handle.compute().tenures.unsettled(structure.id).is_empty() {
+                    // What it is settled by lasts: not for a claim that others do not admit.
+                    ask(&handle, &structure, &wish).await?;
+                    settle(&handle, &structure).await?;
+                }
+                publish(&handle, &structure, &parts, Kept::Only(&kept), &wish).await
+            };
+            match published.await {
                 Ok(()) => {
                     turn.has_published(true);
                     users.0.iter().for_each(|tenure| tenure.end());
-                    break;
+                    let Some(tenure) = into else { return Ok(turn.add(part)) };
+                    let parts = tenure.parts();
+                    tenure.set_parts(parts.into_iter().chain([part]).collect());
+                    return Ok(tenure);
                 }
                 Err(Error::Owned { .. } | Error::HasUser { .. }) if handle.clock().now_ns() < until_ns => {}
                 Err(error) => return Err(error),
             }
-            drop((tenures, users));
-            handle.back_off(attempt).await;
-            attempt += 1;
+            // Meanwhile others have their turn, and what is here may have changed.
+            drop((tenures, users, turn));
+            handle.sleep_until(handle.clock().now_ns() + REST_NS).await;
         }
-        let Some(tenure) = into else { return Ok(turn.add(part)) };
-        let parts = tenure.parts();
-        tenure.set_parts(parts.into_iter().chain([part]).collect());
-        Ok(tenure)
     };
     worker.spawn_to_end(entering).await
 }
@@ -604,6 +612,18 @@ enum Kept<'a> {
     Only(&'a [Part]),
     /// Nobody uses any: it leaves.
     Nothing,
+}
+
+/// Whether the others that live admit it now.
+async fn ask(worker: &Handle, structure: &Structure, wish: &dyn Wish) -> Result<(), Error> {
+    let access = access(worker, structure);
+    retry(worker, async || {
+        let page = access.open(Start::Page(descriptor(structure)?)).await?;
+        let mut entries = decode(&page)?.entries;
+        entries.retain(|entry| entry.owner != worker.owner() && lives(worker, entry.owner));
+        Ok(wish.fits(&entries, worker.owner())?)
+    })
+    .await
 }
 
 /// Makes these the entries of this compute server, if the others admit it, and drops what it takes from the dead.

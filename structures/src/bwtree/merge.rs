@@ -154,7 +154,7 @@ pub(super) fn finish<A: Access<Plugin = Bw>>(access: &A, level: u8, key: u64) ->
                 }
             }
         }
-        Err(Interrupt::conflict())
+        Err(Interrupt::stale(access.context().structure.root, "a merge below it does not end"))
     })
 }
 

@@ -67,8 +67,9 @@ async fn choose_path<'a, A: Access<Plugin = Tree<D>>, const D: usize>(
             true => access.descend(page, chosen.link(), Hint::DOWN).await?,
             false => access.follow(page, chosen.link(), Hint::DOWN).await?,
         };
-        if child.level() != level {
-            return Err(Interrupt::stale(child.at(), "it is of another level"));
+        // A page that was freed, and is one of a load that nothing leads to yet, has another stamp.
+        if child.level() != level || child.read(|words| Node::<_, D>::of(words).stamp())? != chosen.stamp {
+            return Err(Interrupt::stale(child.at(), "it is not the page that its link promised"));
         }
         path.push(child);
     }

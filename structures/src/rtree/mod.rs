@@ -110,6 +110,10 @@ impl<const D: usize> Plugin for Tree<D> {
     }
 
     fn overlap(page: &(impl Words + ?Sized), region: &Scope<D>) -> Overlap {
+        // A forged page may have no room for its box.
+        if page.count() < node::words_min::<D>() {
+            return Overlap::Partly;
+        }
         Scope::from(Node::<_, D>::of(page).bounds()).overlap(region)
     }
 

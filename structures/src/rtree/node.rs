@@ -77,6 +77,11 @@ pub(super) struct Node<'a, W: ?Sized, const D: usize> {
     pub(super) capacity: usize,
 }
 
+/// Words up to where the columns begin: a page of the tree has more.
+pub(super) const fn words_min<const D: usize>() -> usize {
+    BOX + 2 * D
+}
+
 /// Columns of a page.
 const fn columns<const D: usize>(level: u8) -> usize {
     2 * D + 1 + (level > 0) as usize
@@ -84,7 +89,7 @@ const fn columns<const D: usize>(level: u8) -> usize {
 
 /// Entries that a page of so many words has room for.
 pub(super) const fn capacity<const D: usize>(words: usize, level: u8) -> usize {
-    let words = words.saturating_sub(BOX + 2 * D);
+    let words = words.saturating_sub(words_min::<D>());
     // Divided by constants.
     if level > 0 { words / columns::<D>(1) } else { words / columns::<D>(0) }
 }
@@ -102,7 +107,7 @@ pub(super) fn coordinates<const D: usize>(structure: &Structure, level: u8) -> [
 }
 
 const fn column<const D: usize>(capacity: usize, number: usize) -> usize {
-    BOX + 2 * D + number * capacity
+    words_min::<D>() + number * capacity
 }
 
 /// That a page can be one of the tree: all have one size.

@@ -2,12 +2,12 @@
 
 use std::{
     pin::pin,
-    task::{Context, Waker},
+    task::{Context, Poll, Waker},
 };
 
 use farlink_runtime::{
     error::Error,
-    one_sided::{OneSided, Proof},
+    one_sided::{OneSided, Proof, ownership},
 };
 use farlink_structures::{
     btree::{BTree, KeyRange, Tree},
@@ -52,6 +52,45 @@ fn nobody_owns_what_another_reads_one_sided() {
     settle(&members);
     drop((tree, members));
     assert_left_clean(&fabric, &model, "a reader");
+}
+
+/// Once the map names its own compute server as an owner, others may be granted what they then change.
+#[test]
+fn nobody_reads_what_the_map_says_is_owned() {
+    let (fabric, [member, other], model) = scene(FabricProfile::Fast);
+    let colleague = member.colleague();
+    let (plain, cache, structure) = (colleague.plain(), new_cache(), member.tree.structure());
+    colleague.worker.block_on(plain.get(20)).unwrap();
+    let mut claiming = Box::pin(cache.own(&member.worker, structure.clone(), KeyRange::ALL));
+    // While the map is locked it is not to be had.
+    let is_owned = || {
+        let mut looking = pin!(other.worker.drive(ownership::read(&other.worker, structure)));
+        let map = (0..100).find_map(|_| match looking.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(map) => Some(map.unwrap()),
+            Poll::Pending => None,
+        });
+        map.is_some_and(|map| map.owners().next().is_some())
+    };
+    while !is_owned() {
+        assert!(
+            claiming.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending(),
+            "the map does not say it"
+        );
+        member.worker.turn();
+    }
+    // The claim does not know yet that it stands there.
+    let mut reading = Box::pin(plain.get(10));
+    for _ in 0..1000 {
+        let answer = reading.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        assert!(answer.is_pending(), "{answer:?}, and it is owned");
+        colleague.worker.turn();
+    }
+    let owned = member.worker.block_on(claiming).unwrap();
+    is_owned_by(colleague.worker.block_on(reading), &member);
+    drop((owned, cache, plain));
+    settle([&member, &other, &colleague]);
+    drop((member, other, colleague));
+    assert_left_clean(&fabric, &model, "a claim that rests");
 }
 
 /// Its own compute server becomes the owner of what somebody reads, or finds nothing to change in: the answer is no older than what the owner

@@ -347,6 +347,14 @@ fn a_change_that_may_go_on_is_over_before_anybody_owns() -> Result<(), Error> {
     let others = other.worker()?;
     let refused = others.block_on(own(&others)).map(drop);
     assert!(matches!(refused, Err(Error::HasUser { .. })), "{refused:?}");
+    // Nothing is ended for the sake of a claim that others do not admit.
+    let reader: Ordered<Tree, OneSided<Tree>> = others.block_on(Ordered::open(&others, TREE, Proof::Checksum))?;
+    others.block_on(reader.get(BESIDE))?;
+    let refused = worker.block_on(own(&worker)).map(drop);
+    let named = |error: &Error| matches!(error, Error::HasUser { user, .. } if *user == other.owner());
+    assert!(refused.as_ref().is_err_and(named), "{refused:?}");
+    drop(reader);
+    others.block_on(other.maintain(&others))?;
     let refused = worker.block_on(own(&worker)).map(drop);
     assert!(matches!(refused, Err(Error::ServerStalled { .. })), "{refused:?}");
     // What was cut off is over with the memory server's membership.

@@ -1,10 +1,12 @@
 //! The checker finds what is wrong: each invariant, broken in a tree of two levels.
 
+use farlink_offload::{CacheOptions, ComputeCache};
 use farlink_runtime::{
-    access::{Access, Hint, Interrupt, Link, PageRef, Pages, PagesMut, Start, Words},
-    page::IDENTITY,
+    access::{Access, Hint, Interrupt, Link, PageRef, Pages, PagesMut, Placement, Start, Words},
+    one_sided::OneSidedPages,
+    page::{IDENTITY, SizeClass},
 };
-use farlink_structures::rtree::{Entry, RTree, RTreeOptions, Rect};
+use farlink_structures::rtree::{Entry, RTree, RTreeOptions, Rect, Tree};
 
 use crate::{
     faults::{BOX, COUNT, STAMP},
@@ -95,5 +97,35 @@ fn each_damage_is_found_and_nothing_else() {
             assert!(is_found && report.problem_count <= 1, "{what}: {report:?}");
             assert!(!what.is_empty() || report.leaked() == Some(1), "{report:?}");
         }
+    });
+}
+
+/// In the place of a leaf, and with no room for the box that each page has.
+#[test]
+fn a_page_that_is_too_short_is_met_by_an_owner() {
+    let scene = scene(16 << 20);
+    scene.worker.block_on(async {
+        let tree = RTree::create(&scene.worker, "short", RTreeOptions::default()).await.unwrap();
+        let entry_at = |at: usize| -> Entry { (Rect::point([at as f64; 2]).unwrap(), at as u64) };
+        tree.bulk_load((0..LEAVES * IN_LEAF).map(entry_at), 1.0).await.unwrap();
+        let (access, structure) = (tree.access(), tree.access().context().structure.clone());
+        let forged = async {
+            let root = access.open(Start::Root).await?;
+            let new = access.allocate(SizeClass::SMALLEST, Placement::With(root.at())).await?;
+            let link = new.link();
+            let mut pages = Pages::new();
+            let (root, new) = (pages.add(root), pages.add_new(new));
+            let lead = |pages: &mut OneSidedPages| {
+                pages.describe(new, 0, 1);
+                pages.set(root, entry(0, LINK), link.word());
+            };
+            access.change(pages, lead).await.map(drop)
+        };
+        let forged: Result<(), Interrupt> = forged.await;
+        forged.unwrap();
+        let cache = ComputeCache::<Tree>::new(CacheOptions::new(1 << 20)).unwrap();
+        let owned = cache.own(&scene.worker, structure, Rect::EVERYTHING.into()).await.unwrap();
+        let outcome = RTree::<_, 2>::over(owned).len().await;
+        assert!(outcome.is_err(), "{outcome:?}");
     });
 }

@@ -11,6 +11,7 @@ mod faults;
 mod interleaved;
 mod joins;
 mod kit;
+mod loads;
 mod loops;
 mod model;
 mod owners;
