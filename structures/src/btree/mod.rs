@@ -188,6 +188,9 @@ impl<A: Access<Plugin = Tree> + Clone + 'static> BTree<A> {
     /// back, by a task of the worker: a future that outlives the worker leaves them behind. If it is dropped, that is so, or, in its
     /// last step, all is loaded.
     ///
+    /// Of a tree that others have emptied, nobody else may change anything meanwhile through inner pages that were cached before that: they
+    /// may lead to pages of the load, to which nothing leads yet.
+    ///
     /// # Errors
     /// If the tree is not empty, the input is not in order, `fill` is out of range, or remote memory is full.
     /// [`Error::NotRecorded`] if the log of an owner is not written: all may be loaded then, and be recorded later.
