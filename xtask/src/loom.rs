@@ -44,9 +44,6 @@ pub(crate) fn explore(preemptions: u32, filter: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-/// Takes long to optimise, and is for loom's log only.
-const SELDOM_RUN: [&str; 2] = ["regex-automata", "regex-syntax"];
-
 /// What loom needs for its log only, and takes long to optimise.
 const FOR_ITS_LOG: [&str; 2] = ["regex-automata", "regex-syntax"];
 
@@ -55,7 +52,6 @@ fn build() -> Result<PathBuf> {
     cargo
         .args(["test", "--release", "--package", "farlink-loom-tests", "--test", "models", "--no-run"])
         .args(FOR_ITS_LOG.map(|package| format!("--config=profile.release.package.{package}.opt-level=0")))
-        .args(SELDOM_RUN.map(|package| format!("--config=profile.release.package.{package}.opt-level=0")))
         // The last two are for crossbeam-epoch's part.
         .env("RUSTFLAGS", appended("RUSTFLAGS", "--cfg loom --cfg crossbeam_loom --cfg crossbeam_sanitize"))
         // Whole-program optimisation of each model would take longer than running it.
